@@ -1,0 +1,6 @@
+//! All decisions of the load-balancing filter, pure: clock, randomness, store and host are arguments.
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+pub mod report;
+pub mod store;
