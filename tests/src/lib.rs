@@ -1,1 +1,4 @@
 //! Test bed.
+
+pub mod fake_engine;
+pub mod workload;
