@@ -1,4 +1,5 @@
 //! Test bed.
 
 pub mod fake_engine;
+pub mod load;
 pub mod workload;
