@@ -2,5 +2,14 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod answer;
+pub mod balancer;
+pub mod breaker;
+pub mod config;
+pub mod fleet;
+pub mod metrics;
+pub mod policy;
+pub mod prefix;
 pub mod report;
+pub mod state;
 pub mod store;
