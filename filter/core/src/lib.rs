@@ -3,4 +3,5 @@
 #![warn(missing_docs)]
 
 pub mod report;
+pub mod request;
 pub mod store;
