@@ -6,6 +6,7 @@ mod body;
 mod cut;
 mod endpoint;
 mod headers;
+mod ids;
 mod namespace;
 mod reader;
 mod seed;

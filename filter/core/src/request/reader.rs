@@ -9,10 +9,11 @@ use serde::de::DeserializeSeed;
 use serde_json::Deserializer;
 
 use super::cut::open_string;
+use super::ids::Ids;
 use super::namespace::Namespace;
 use super::seed::{At, Place};
 use super::text::{Mark, Text};
-use super::{Endpoint, Facts, MAX_TEXT_BYTES, MAX_TOKENS};
+use super::{Endpoint, Facts, MAX_TEXT_BYTES};
 
 /// The facts so far, and where in the body the walk is.
 pub(super) struct Reader<'f> {
@@ -47,15 +48,6 @@ struct Message {
 struct Part {
     begins: Mark,
     is_text: bool,
-}
-
-#[derive(Default)]
-struct Ids {
-    sequences: u32,
-    /// Something that is no id was met: what follows it is not taken.
-    broken: bool,
-    /// The value read last is an id.
-    fresh: bool,
 }
 
 impl<'f> Reader<'f> {
@@ -120,7 +112,7 @@ impl<'f> Reader<'f> {
 
     pub(super) fn number(&mut self, place: Place, value: u64) {
         match (place, u32::try_from(value)) {
-            (Place::Id | Place::IdOrSequence, Ok(id)) => self.id(id),
+            (Place::Id | Place::IdOrSequence, Ok(id)) => self.ids.push(id, self.facts),
             (Place::IdAsText, Ok(_)) if !self.ids.broken => self.aside.push(value.to_string().as_bytes()),
             _ => self.no_id(place),
         }
@@ -212,11 +204,8 @@ impl<'f> Reader<'f> {
     /// The body ends in the middle: takes the beginning of a string that it ends in, and drops a number that may
     /// have more digits.
     pub(super) fn ends_early(&mut self, body: &[u8]) {
-        if self.ids.fresh && body.last().is_some_and(u8::is_ascii_digit) {
-            if self.facts.token_count == self.facts.tokens.len() as u64 {
-                self.facts.tokens.pop();
-            }
-            self.facts.token_count -= 1;
+        if body.last().is_some_and(u8::is_ascii_digit) {
+            self.ids.drop_unfinished(self.facts);
         }
         let Some(
             place @ (Place::Content
@@ -295,16 +284,5 @@ impl<'f> Reader<'f> {
             self.facts.token_count = 0;
         }
         self.aside.clear();
-    }
-
-    fn id(&mut self, id: u32) {
-        if self.ids.broken {
-            return;
-        }
-        if self.facts.tokens.len() < MAX_TOKENS {
-            self.facts.tokens.push(id);
-        }
-        self.facts.token_count += 1;
-        self.ids.fresh = true;
     }
 }
