@@ -11,5 +11,6 @@ pub mod metrics;
 pub mod policy;
 pub mod prefix;
 pub mod report;
+pub mod request;
 pub mod state;
 pub mod store;
