@@ -104,8 +104,9 @@ impl Balancer {
     /// When the store cannot answer: then the configuration cannot work.
     pub fn new(config: Config, vm: u64, context: &mut Context<'_>) -> Result<Self, StoreError> {
         let instance = config.instance.clone();
-        let fleet_table = FleetTable::new(&instance, config.max_workers);
-        let load = LoadTable::new(&instance, config.max_workers);
+        let max_workers = u16::try_from(config.max_workers).unwrap_or(u16::MAX);
+        let fleet_table = FleetTable::new(&instance, max_workers);
+        let load = LoadTable::new(&instance, max_workers);
         let lease = Lease::new(&instance, vm);
         let seed = lease.seed(context.store, context.rng.next_u64())?;
         load.create(context.store)?;
@@ -143,6 +144,12 @@ impl Balancer {
     #[must_use]
     pub fn fleet(&self) -> &Rc<Fleet> {
         &self.fleet
+    }
+
+    /// Names the shared tables it works on: balancers of equal names share all state.
+    #[must_use]
+    pub fn tables(&self) -> String {
+        self.load.load_key(0)
     }
 
     /// Whether the policy decides on the request's body.

@@ -68,6 +68,12 @@ impl Ticket {
         self.fleet.worker(*self.list.first()?)
     }
 
+    /// The fleet it was placed in.
+    #[must_use]
+    pub fn fleet(&self) -> &Fleet {
+        &self.fleet
+    }
+
     /// Whose in-flight count the request is part of, while it is.
     #[must_use]
     pub fn counted(&self) -> Option<SlotId> {
@@ -279,7 +285,7 @@ impl Balancer {
     /// The ordered list of exactly `max_attempts` workers: the pick, then the next best of the pool, cycled.
     fn list(&self, context: &mut Context<'_>, placement: &Placement, any_worker: bool) -> Vec<u16> {
         let (candidates, first) = (&placement.candidates, placement.pick.index);
-        let most = usize::from(self.config.max_attempts);
+        let most = self.max_attempts();
         // Behind the pick, pool order from there on; a scored policy then sorts by score, and ties keep that order,
         // which differs from pick to pick, so that requests of a dead worker do not all fall on one other.
         let mut order: Vec<usize> = (0..candidates.len()).map(|step| (first + step) % candidates.len()).collect();
@@ -306,12 +312,16 @@ impl Balancer {
         workers.map(|candidate| candidate.worker).take(most).collect()
     }
 
+    fn max_attempts(&self) -> usize {
+        usize::try_from(self.config.max_attempts).unwrap_or(1).max(1)
+    }
+
     /// The store fails: any worker of the pool, counted nowhere. Serving badly beats not serving.
     fn place_blindly(&self, context: &mut Context<'_>, fleet: &Rc<Fleet>, pool: &Pool, error: StoreError) -> Ticket {
         context.metrics.add("smg_store_errors_total", &[], 1);
         context.log.line(Level::Error, &format!("{error}; the request goes to a random worker"));
         let start = context.rng.next_u32() as usize % pool.workers.len().max(1);
-        let list = pool.workers.iter().cycle().skip(start).take(usize::from(self.config.max_attempts));
+        let list = pool.workers.iter().cycle().skip(start).take(self.max_attempts());
         Ticket { fleet: Rc::clone(fleet), list: list.copied().collect(), counted: None, healthy: true }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{Balancer, Context, Level, Pending, Ticket};
 use crate::breaker::{self, Outcome};
-use crate::state::load::{BreakerState, SlotId};
+use crate::state::load::BreakerState;
 
 /// The head of a response, as far as it tells who gave it.
 #[derive(Debug, Clone, Copy)]
@@ -85,11 +85,6 @@ impl Balancer {
         {
             log_transition(context, &worker.url, from, to);
         }
-    }
-
-    /// Takes an in-flight count back that no exchange will.
-    pub fn forget(&mut self, context: &mut Context<'_>, id: SlotId, pending: &mut Vec<Pending>) {
-        pending.extend(self.load.count(context.store, id, -1));
     }
 }
 
