@@ -3,7 +3,7 @@
 use filter_core::ingest::{MAX_DRAINED, accepted, check, refuse_head, refuse_size, take};
 
 use crate::host;
-use crate::stream::{PAUSE, answer};
+use crate::http::{PAUSE, answer};
 use crate::vm::Vm;
 
 /// The head of a request to the ingest listener.

@@ -5,14 +5,14 @@
 #![expect(unsafe_code, reason = "exported functions need unmangled names")]
 
 mod host;
+mod http;
 mod ingest;
 mod root;
-mod stream;
 mod vm;
 
 use std::cell::RefCell;
 
-use crate::stream::{CONTINUE, Stream};
+use crate::http::{CONTINUE, Stream};
 use crate::vm::Vm;
 
 thread_local! {
@@ -76,22 +76,22 @@ extern "C" fn proxy_on_queue_ready(_root: u32, _queue: u32) {
 
 #[unsafe(no_mangle)]
 extern "C" fn proxy_on_request_headers(id: u32, _count: u32, ends: u32) -> u32 {
-    with_vm(CONTINUE, |vm| stream::on_request_headers(vm, id, ends != 0))
+    with_vm(CONTINUE, |vm| http::on_request_headers(vm, id, ends != 0))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn proxy_on_request_body(id: u32, held: usize, ends: u32) -> u32 {
-    with_vm(CONTINUE, |vm| stream::on_request_body(vm, id, held, ends != 0))
+    with_vm(CONTINUE, |vm| http::on_request_body(vm, id, held, ends != 0))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn proxy_on_request_trailers(id: u32, _count: u32) -> u32 {
-    with_vm(CONTINUE, |vm| stream::on_request_trailers(vm, id))
+    with_vm(CONTINUE, |vm| http::on_request_trailers(vm, id))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn proxy_on_response_headers(id: u32, _count: u32, _ends: u32) -> u32 {
-    with_vm(CONTINUE, |vm| stream::on_response_headers(vm, id))
+    with_vm(CONTINUE, |vm| http::on_response_headers(vm, id))
 }
 
 /// A stream or a root context is over. Streams are cleaned up here, not in `proxy_on_delete`: one callback less.
@@ -99,7 +99,7 @@ extern "C" fn proxy_on_response_headers(id: u32, _count: u32, _ends: u32) -> u32
 extern "C" fn proxy_on_done(id: u32) -> u32 {
     with_vm(1, |vm| {
         if vm.roots.remove(&id).is_none() {
-            stream::on_done(vm, id);
+            http::on_done(vm, id);
         }
         1
     })

@@ -12,7 +12,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
 use crate::host::{self, SharedData};
-use crate::stream::Stream;
+use crate::http::Stream;
 
 /// How often a VM ticks, in milliseconds: the delay of gauges and of what a lost race has left to do.
 pub(crate) const TICK_MS: u32 = 250;
