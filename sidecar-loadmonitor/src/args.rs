@@ -1,6 +1,6 @@
 //! The command line and its environment variables.
 
-use std::{path::PathBuf, time::Duration};
+use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Parser, ValueEnum};
 
@@ -14,7 +14,7 @@ const MAX_SECONDS: f64 = 86_400.0;
 /// Asks inference engines (SGLang, vLLM and what answers like them) how loaded they are and pushes the answers into
 /// the load-balancing filter of one or several Envoys.
 #[derive(Debug, Parser)]
-#[command(name = "sidecar-loadmonitor", version, about)]
+#[command(name = "sidecar-loadmonitor", version)]
 pub struct Args {
     /// URL of an engine, as it stands in the filter's configuration. Repeat it, or separate several by commas or
     /// spaces.
@@ -38,12 +38,12 @@ pub struct Args {
 
     /// Key sent to every engine as "Authorization: Bearer KEY". Others on this machine can read a command line: prefer
     /// the variable or --api-key-file.
-    #[arg(long, value_name = "KEY", env = "API_KEY", hide_env_values = true, conflicts_with = "api_key_file")]
+    #[arg(long, value_name = "KEY", env = "API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,
 
     /// File that holds the key for the engines; read once, at start.
     #[arg(long, value_name = "FILE", env = "API_KEY_FILE")]
-    pub api_key_file: Option<PathBuf>,
+    pub api_key_file: Option<OsString>,
 
     /// How much to log, on standard error.
     #[arg(long, value_enum, value_name = "LEVEL", env = "LOG_LEVEL", default_value = "info", ignore_case = true)]
@@ -77,9 +77,11 @@ impl Args {
             return Err(ConfigError::Timeout { timeout, interval });
         }
         // Compose files set variables they have no value for to nothing: that is no key.
-        let key = match self.api_key_file.filter(|path| !path.as_os_str().is_empty()) {
+        let key = self.api_key.filter(|key| !key.is_empty());
+        let key = match self.api_key_file.filter(|path| !path.is_empty()).map(PathBuf::from) {
+            Some(_) if key.is_some() => return Err(ConfigError::TwoApiKeys),
             Some(path) => std::fs::read_to_string(&path).map_err(|source| ConfigError::ApiKeyFile { path, source })?,
-            None => self.api_key.unwrap_or_default(),
+            None => key.unwrap_or_default(),
         };
         Ok(Config {
             workers: config::workers(&self.workers)?,
@@ -136,7 +138,8 @@ mod tests {
         refuses(&["--timeout", "11"], "--timeout of 11s is longer than --load-monitor-interval of 10s");
         refuses(&["--push-url", "http://e?x"], "--push-url \"http://e?x\": must have neither a query");
         refuses(&["--api-key-file", "/does/not/exist"], "--api-key-file /does/not/exist: No such file");
-        refuses(&["--api-key", "k", "--api-key-file", "f"], "cannot be used with");
+        refuses(&["--api-key", "k", "--api-key-file", "f"], "both --api-key and --api-key-file");
+        assert!(parse(&["--api-key", "", "--api-key-file="]).unwrap().api_key.is_none());
         refuses(&["--log-level", "loud"], "possible values: error, warn, info, debug, trace");
     }
 

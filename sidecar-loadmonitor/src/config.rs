@@ -80,6 +80,9 @@ pub enum ConfigError {
     /// A key that cannot be sent.
     #[error("the API key must be one line of visible ASCII characters; check --api-key, --api-key-file or API_KEY")]
     ApiKey,
+    /// Two keys for the engines.
+    #[error("both --api-key and --api-key-file (or API_KEY and API_KEY_FILE) are given; drop one of the two")]
+    TwoApiKeys,
     /// A key file that cannot be read.
     #[error("--api-key-file {path}: {source}; the file must hold the key alone and be readable by this user")]
     ApiKeyFile {

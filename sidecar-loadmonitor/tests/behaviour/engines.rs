@@ -9,7 +9,7 @@ use axum::{Router, extract::Request, routing::get};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::fakes::{
-    Ingest, Route, dead_port, engine, eventually, healthy, load, loads, serve, serve_raw, sidecar, vllm,
+    Ingest, Route, dead_port, engine, eventually, healthy, load, loads, patient_sidecar, serve, serve_raw, vllm,
 };
 
 /// Rounds as short as a slow machine allows.
@@ -24,7 +24,7 @@ async fn a_report_carries_the_url_as_given_and_the_address() {
     let (ingest, push) = Ingest::start().await;
     let port = healthy(3).await.port();
     let url = format!("http://localhost:{port}/");
-    let _sidecar = sidecar(&arguments(&url, &push));
+    let _sidecar = patient_sidecar(&arguments(&url, &push));
     let report = ingest.wait_report(&url, |report| report.load.is_some()).await;
     assert_eq!(report.address, Some(format!("127.0.0.1:{port}")));
     assert_eq!(report.load, Some(load(3)));
@@ -34,7 +34,7 @@ async fn a_report_carries_the_url_as_given_and_the_address() {
 async fn snapshots_are_numbered_and_name_every_worker() {
     let (ingest, push) = Ingest::start().await;
     let urls = [format!("http://{}", healthy(1).await), format!("http://{}", dead_port().await)];
-    let _sidecar = sidecar(&arguments(&urls.join(","), &push));
+    let _sidecar = patient_sidecar(&arguments(&urls.join(","), &push));
     let snapshots = ingest.wait(4).await;
     for (snapshot, sequence) in snapshots.iter().zip(1..) {
         assert_eq!((snapshot.sequence, snapshot.epoch), (sequence, snapshots[0].epoch));
@@ -62,7 +62,7 @@ async fn one_connection_serves_many_polls() {
     })
     .await;
     let (ingest, push) = Ingest::start().await;
-    let _sidecar = sidecar(&arguments(&format!("http://{address}"), &push));
+    let _sidecar = patient_sidecar(&arguments(&format!("http://{address}"), &push));
     let snapshots = ingest.wait(6).await;
     assert!(snapshots.iter().all(|snapshot| snapshot.workers[0].load.is_some()), "{snapshots:?}");
     assert_eq!(connections.load(Ordering::SeqCst), 1);
@@ -81,7 +81,7 @@ async fn an_engine_that_closes_a_kept_connection_under_the_request_still_reports
     })
     .await;
     let (ingest, push) = Ingest::start().await;
-    let _sidecar = sidecar(&arguments(&format!("http://{address}"), &push));
+    let _sidecar = patient_sidecar(&arguments(&format!("http://{address}"), &push));
     let snapshots = ingest.wait(6).await;
     assert!(snapshots.iter().all(|snapshot| snapshot.workers[0].load.is_some()), "{snapshots:?}");
 }
@@ -103,7 +103,7 @@ async fn the_poll_asks_for_the_sections_with_the_key_under_the_path_of_the_url()
     let url = format!("http://{}/tenant/", serve(router).await);
     let (ingest, push) = Ingest::start().await;
     let key = ["--api-key-file", file.to_str().unwrap()];
-    let _sidecar = sidecar(&[arguments(&url, &push), key.to_vec()].concat());
+    let _sidecar = patient_sidecar(&[arguments(&url, &push), key.to_vec()].concat());
     ingest.first_report(&url).await;
     let expected = "/tenant/v1/loads?include=core,disagg,queues,memory Bearer s3cret";
     assert_eq!(seen.lock().unwrap().as_str(), expected);
@@ -115,7 +115,7 @@ async fn an_engine_without_load_reports_is_read_through_its_metrics_and_not_aske
         let (route, metrics) = (Route::new(status, body), Route::new(200, vllm(7)));
         let url = format!("http://{}", engine(&route, &metrics).await);
         let (ingest, push) = Ingest::start().await;
-        let _sidecar = sidecar(&arguments(&url, &push));
+        let _sidecar = patient_sidecar(&arguments(&url, &push));
         let snapshots = ingest.wait(5).await;
         assert!(snapshots.iter().all(|snapshot| snapshot.workers[0].load == Some(load(7))), "{snapshots:?}");
         assert_eq!(route.asked(), 1, "{status} {body}");
@@ -129,7 +129,7 @@ async fn an_engine_that_only_fails_now_is_asked_again() {
         let (route, metrics) = (Route::new(status, body), Route::new(200, vllm(7)));
         let url = format!("http://{}", engine(&route, &metrics).await);
         let (ingest, push) = Ingest::start().await;
-        let _sidecar = sidecar(&arguments(&url, &push));
+        let _sidecar = patient_sidecar(&arguments(&url, &push));
         ingest.wait_report(&url, |report| report.load == Some(load(7))).await;
         route.answers(200, loads(2));
         ingest.wait_report(&url, |report| report.load == Some(load(2))).await;
@@ -146,7 +146,7 @@ async fn an_engine_that_starts_is_unknown_not_idle() {
     let metrics = Route::new(200, "sglang:token_usage 0\n");
     let url = format!("http://{}", engine(&route, &metrics).await);
     let (ingest, push) = Ingest::start().await;
-    let _sidecar = sidecar(&arguments(&url, &push));
+    let _sidecar = patient_sidecar(&arguments(&url, &push));
     let snapshots = ingest.wait(3).await;
     assert!(snapshots.iter().all(|snapshot| snapshot.workers[0].load.is_none()), "{snapshots:?}");
     assert_eq!(metrics.asked(), 0);
@@ -159,7 +159,7 @@ async fn an_engine_that_recovers_as_another_one_is_asked_from_the_best_source_on
     let (route, metrics) = (Route::new(404, ""), Route::new(200, vllm(7)));
     let url = format!("http://{}", engine(&route, &metrics).await);
     let (ingest, push) = Ingest::start().await;
-    let _sidecar = sidecar(&arguments(&url, &push));
+    let _sidecar = patient_sidecar(&arguments(&url, &push));
     ingest.wait_report(&url, |report| report.load == Some(load(7))).await;
     metrics.answers(503, "");
     ingest.wait_report(&url, |report| report.load.is_none()).await;

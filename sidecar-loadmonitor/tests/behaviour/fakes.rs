@@ -14,7 +14,7 @@ use axum::{
 };
 use clap::Parser;
 use filter_core::report::{Load, Snapshot, WorkerReport};
-use sidecar_loadmonitor::{Args, run};
+use sidecar_loadmonitor::{Args, Config, run};
 use tokio::{
     net::{TcpListener, TcpStream},
     task::AbortHandle,
@@ -196,9 +196,19 @@ pub(crate) fn push_url(address: SocketAddr) -> String {
 
 /// A running sidecar with a command line like the binary's.
 pub(crate) fn sidecar(arguments: &[&str]) -> Running {
-    let args = Args::try_parse_from(["sidecar-loadmonitor"].iter().chain(arguments)).unwrap();
-    let config = args.into_config().unwrap();
+    let config = config(arguments);
     spawn(async move { run(config, std::future::pending()).await.unwrap() })
+}
+
+/// One that waits for answers as long as the tests do, for short intervals on slow machines.
+pub(crate) fn patient_sidecar(arguments: &[&str]) -> Running {
+    let config = Config { timeout: PATIENCE, ..config(arguments) };
+    spawn(async move { run(config, std::future::pending()).await.unwrap() })
+}
+
+fn config(arguments: &[&str]) -> Config {
+    let args = Args::try_parse_from(["sidecar-loadmonitor"].iter().chain(arguments)).unwrap();
+    args.into_config().unwrap()
 }
 
 /// The first `Some` of `probe`, asked again and again.

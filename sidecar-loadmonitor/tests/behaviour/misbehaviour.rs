@@ -22,11 +22,10 @@ use crate::fakes::{Ingest, PATIENCE, dead_port, healthy, load, serve, serve_raw,
 async fn spares_the_others(bad: &str) -> Ingest {
     let (ingest, push) = Ingest::start().await;
     let good = format!("http://{}", healthy(3).await);
-    let _sidecar =
-        sidecar(&["--worker", bad, "--worker", &good, "--push-url", &push, "--load-monitor-interval", "0.5"]);
+    let _sidecar = sidecar(&["--worker", bad, "--worker", &good, "--push-url", &push, "--load-monitor-interval", "2"]);
     assert_eq!(ingest.first_report(&good).await.load, Some(load(3)));
     assert_eq!(ingest.first_report(bad).await.load, None);
-    ingest.wait(3).await;
+    ingest.wait(2).await;
     let of_good = ingest.received().into_iter().flat_map(|snapshot| snapshot.workers).filter(|w| w.url == good);
     assert!(of_good.into_iter().all(|worker| worker.load == Some(load(3))));
     ingest
@@ -162,6 +161,6 @@ async fn a_source_that_stalls_leaves_time_for_the_other() {
         .route("/metrics", get(|| async { vllm(7) }));
     let url = format!("http://{}", serve(router).await);
     let (ingest, push) = Ingest::start().await;
-    let _sidecar = sidecar(&["--worker", &url, "--push-url", &push, "--load-monitor-interval", "1"]);
+    let _sidecar = sidecar(&["--worker", &url, "--push-url", &push, "--load-monitor-interval", "2"]);
     ingest.wait_report(&url, |report| report.load == Some(load(7))).await;
 }
