@@ -81,7 +81,7 @@ pub fn take(context: &mut Context<'_>, balancer: &mut Balancer, message: &[u8]) 
 }
 
 fn count(context: &mut Context<'_>, result: &str, number: u64) {
-    context.metrics.add("smg_load_reports_total", &[("result", result)], number);
+    context.metrics.add("smg_load_reports_total", &[("outcome", result)], number);
 }
 
 #[cfg(test)]
