@@ -98,8 +98,9 @@ extern "C" fn proxy_on_response_headers(id: u32, _count: u32, _ends: u32) -> u32
 #[unsafe(no_mangle)]
 extern "C" fn proxy_on_done(id: u32) -> u32 {
     with_vm(1, |vm| {
-        if vm.roots.remove(&id).is_none() {
-            http::on_done(vm, id);
+        match vm.roots.remove(&id) {
+            Some(root) => vm.retire(&root),
+            None => http::on_done(vm, id),
         }
         1
     })

@@ -118,6 +118,15 @@ impl Vm {
         self.flush_metrics();
     }
 
+    /// A configuration has been replaced: keeps what it has counted. Streams that it still serves keep it alive.
+    pub(crate) fn retire(&mut self, root: &Root) {
+        if let Root::Route(balancer) = root
+            && let Ok(mut balancer) = balancer.try_borrow_mut()
+        {
+            balancer.publish(&mut self.metrics);
+        }
+    }
+
     fn flush_metrics(&mut self) {
         self.metrics.flush(|metric, value| {
             let kind = match metric.kind {

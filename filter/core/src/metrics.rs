@@ -53,16 +53,6 @@ impl Metrics {
         }
     }
 
-    /// Counts `value` in a histogram with the upper `bounds`, as cumulative `_bucket` counters.
-    pub fn observe(&mut self, name: &str, bounds: &[(f64, &str)], value: f64) {
-        let bucket = format!("{name}_bucket");
-        for (_, bound) in bounds.iter().filter(|(bound, _)| value <= *bound) {
-            self.add(&bucket, &[("le", bound)], 1);
-        }
-        self.add(&bucket, &[("le", "+Inf")], 1);
-        self.add(&format!("{name}_count"), &[], 1);
-    }
-
     /// Hands every changed metric to `deliver` with its new value (gauge) or what was added (counter).
     /// What `deliver` refuses is kept for the next time.
     pub fn flush(&mut self, mut deliver: impl FnMut(&mut Metric, u64) -> bool) {

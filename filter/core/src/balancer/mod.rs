@@ -3,6 +3,7 @@
 mod place;
 mod settle;
 mod table;
+mod tally;
 mod tick;
 
 use std::collections::HashMap;
@@ -21,6 +22,8 @@ use crate::state::report::Entry;
 use crate::state::tree::PrefixTree;
 use crate::state::turns::Turns;
 use crate::store::{Store, StoreError};
+
+use self::tally::Tally;
 
 pub use place::{Prompt, Ticket};
 pub use settle::Answered;
@@ -86,6 +89,7 @@ pub struct Balancer {
     turns: Turns,
     lease: Lease,
     seed: u64,
+    tally: Tally,
     warned_unplaced: bool,
 }
 
@@ -130,6 +134,7 @@ impl Balancer {
             lease,
             seed,
             config: Rc::new(config),
+            tally: Tally::default(),
             warned_unplaced: false,
         })
     }
@@ -150,6 +155,11 @@ impl Balancer {
     #[must_use]
     pub fn tables(&self) -> String {
         self.load.load_key(0)
+    }
+
+    /// Moves what was counted since the last time into `metrics`; ticks do it by themselves.
+    pub fn publish(&mut self, metrics: &mut Metrics) {
+        self.tally.publish(metrics);
     }
 
     /// Whether the policy decides on the request's body.

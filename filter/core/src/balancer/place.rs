@@ -326,17 +326,20 @@ impl Balancer {
     }
 
     /// Metrics and log of a placement.
-    fn record(&self, context: &mut Context<'_>, fleet: &Fleet, prompt: Prompt<'_>, placement: &Placement, worker: u16) {
+    fn record(
+        &mut self,
+        context: &mut Context<'_>,
+        fleet: &Fleet,
+        prompt: Prompt<'_>,
+        placement: &Placement,
+        worker: u16,
+    ) {
         let policy = if prompt.any_worker { "least_load" } else { self.config.policy.as_str() };
         let model = fleet.model_label(prompt.model);
-        let labels = [("worker_type", "regular"), ("connection_mode", "http"), ("model", model), ("policy", policy)];
-        context.metrics.add("smg_worker_selection_total", &labels, 1);
+        self.tally.selected(model, policy);
         let (pick, matched) = (&placement.pick, &placement.found.matched);
         if let Some(branch) = pick.branch {
-            context.metrics.add("smg_cache_aware_policy_branch_total", &[("branch", branch.as_str())], 1);
-            #[expect(clippy::cast_precision_loss, reason = "a ratio for a histogram")]
-            let ratio = if matched.total == 0 { 0.0 } else { matched.matched as f64 / matched.total as f64 };
-            context.metrics.observe("smg_cache_aware_match_ratio", RATIO_BOUNDS, ratio);
+            self.tally.decided(branch, matched.matched, matched.total);
         }
         if !context.log.wants(Level::Debug) {
             return;
@@ -358,21 +361,6 @@ impl Balancer {
         }
     }
 }
-
-/// The buckets of `smg_cache_aware_match_ratio`.
-const RATIO_BOUNDS: &[(f64, &str)] = &[
-    (0.0, "0"),
-    (0.1, "0.1"),
-    (0.2, "0.2"),
-    (0.3, "0.3"),
-    (0.4, "0.4"),
-    (0.5, "0.5"),
-    (0.6, "0.6"),
-    (0.7, "0.7"),
-    (0.8, "0.8"),
-    (0.9, "0.9"),
-    (1.0, "1.0"),
-];
 
 /// What names a candidate set: its ordered members, each with the generation of its registration.
 fn set_hash(candidates: &[Candidate]) -> u64 {

@@ -31,6 +31,7 @@ impl Balancer {
     /// # Errors
     /// When the store cannot answer; the next tick tries again.
     pub fn tick(&mut self, context: &mut Context<'_>) -> Result<(), StoreError> {
+        self.publish(context.metrics);
         let (leads, seed) = self.lease.beat(context.store)?;
         if seed != 0 {
             self.seed = seed;
