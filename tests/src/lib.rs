@@ -1,1 +1,3 @@
 //! Test bed.
+
+pub mod wasm;
