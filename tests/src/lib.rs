@@ -1,1 +1,2 @@
 //! Test bed.
+pub mod envoy;

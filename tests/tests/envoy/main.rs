@@ -1,0 +1,4 @@
+//! Everything through a real Envoy.
+
+mod launcher;
+mod upstream;
