@@ -1,0 +1,29 @@
+//! Who already holds a prompt's prefix.
+
+pub mod exact;
+pub mod path;
+
+use crate::state::load::SlotId;
+
+/// At most this many holders of one prefix are remembered and returned (SMG's number).
+pub const MAX_HOLDERS: usize = 8;
+
+/// The outcome of a search.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Match {
+    /// Units (bytes of text, or token ids) of the longest known prefix.
+    pub matched: u64,
+    /// Units of the whole prompt.
+    pub total: u64,
+    /// Its usable holders; empty when nothing matched.
+    pub holders: Vec<SlotId>,
+}
+
+impl Match {
+    /// Matched over total, 0 for an empty prompt; in `f32` like SMG, so that thresholds agree at the edge.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "SMG computes this ratio in single precision")]
+    pub fn ratio(&self) -> f32 {
+        if self.total == 0 { 0.0 } else { self.matched as f32 / self.total as f32 }
+    }
+}

@@ -1,0 +1,11 @@
+//! Bounded state over the shared store.
+
+mod bytes;
+pub mod fleet;
+pub mod load;
+pub mod meta;
+pub mod names;
+pub mod page;
+pub mod report;
+pub mod tree;
+pub mod turns;
