@@ -1,3 +1,4 @@
-//! Test bed.
+//! What the tests, the demo and the benchmarks are made of: fake engines, a Wasm host, an Envoy launcher, load.
 
+pub mod envoy;
 pub mod wasm;

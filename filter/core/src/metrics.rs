@@ -73,9 +73,6 @@ impl Metrics {
             // The separators of the encoding cannot be part of a value.
             full.extend(value.chars().map(|c| if c == ';' || c == '=' || c.is_control() { '_' } else { c }));
         }
-        if !labels.is_empty() {
-            full.push(';');
-        }
         if let Some(&at) = self.by_name.get(&full) {
             return self.metrics.get_mut(at);
         }
@@ -108,7 +105,7 @@ mod tests {
         metrics.add("c", &[("model", "a/b.c"), ("policy", "x")], 2);
         metrics.set("g", &[], 5);
         metrics.set("g", &[], 4);
-        assert_eq!(flushed(&mut metrics), [("c;model=a/b.c;policy=x;".to_owned(), 3), ("g".to_owned(), 4)]);
+        assert_eq!(flushed(&mut metrics), [("c;model=a/b.c;policy=x".to_owned(), 3), ("g".to_owned(), 4)]);
         assert!(flushed(&mut metrics).is_empty());
     }
 
@@ -125,7 +122,7 @@ mod tests {
     fn a_value_cannot_forge_a_label_and_their_number_is_bounded() {
         let mut metrics = Metrics::default();
         metrics.add("c", &[("model", "x;policy=y")], 1);
-        assert_eq!(flushed(&mut metrics)[0].0, "c;model=x_policy_y;");
+        assert_eq!(flushed(&mut metrics)[0].0, "c;model=x_policy_y");
         for number in 0..MAX_METRICS + 10 {
             metrics.add("n", &[("model", &number.to_string())], 1);
         }

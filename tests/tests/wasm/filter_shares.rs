@@ -107,7 +107,7 @@ fn a_posted_snapshot_steers_every_thread() {
         assert_eq!(fleet.complete(vm, chat("x")).0, worker_address(1));
     }
     fleet.settle();
-    assert_eq!(fleet.process.metric("smg_load_reports_total;outcome=taken;"), 2);
+    assert_eq!(fleet.process.metric("smg_load_reports_total;outcome=taken"), 2);
 
     for garbage in [b"\xff".as_slice(), b"{}", b"{\"version\":9}"] {
         let exchange = fleet.vm(1).send(ingest, Request::post("/v1/reports", garbage)).unwrap();
