@@ -162,12 +162,6 @@ impl Balancer {
         self.tally.publish(metrics);
     }
 
-    /// Whether the policy decides on the request's body.
-    #[must_use]
-    pub fn needs_body(&self) -> bool {
-        self.policy.needs().prefix || self.fleet.needs_model()
-    }
-
     /// Whether the policy looks at the prompt itself, not only at its model.
     #[must_use]
     pub fn needs_prompt(&self) -> bool {

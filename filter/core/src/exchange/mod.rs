@@ -101,6 +101,8 @@ pub struct Exchange {
     endpoint: Endpoint,
     /// The token hint, kept aside until the request is placed.
     tokens: Option<Vec<u8>>,
+    /// The model that the configured header names; it wins over the body's.
+    model: Option<String>,
     ticket: Option<Ticket>,
     /// The body is looked at again when so many bytes are held.
     look_at: usize,
@@ -135,9 +137,13 @@ impl Exchange {
         if scene.balancer.needs_prompt() {
             self.tokens = scene.http.request_header(TOKENS_HEADER);
         }
+        if let Some(name) = scene.balancer.config().model_header.clone() {
+            self.model = scene.http.request_header(&name).and_then(|raw| String::from_utf8(raw).ok());
+        }
         scene.facts.clear();
         let hinted = self.tokens.as_ref().is_some_and(|header| scene.facts.hint(header));
-        let can_decide = !scene.balancer.needs_body() || (hinted && !scene.balancer.fleet().needs_model());
+        let needs_model = self.model.is_none() && scene.balancer.fleet().needs_model();
+        let can_decide = !needs_model && (hinted || !scene.balancer.needs_prompt());
         if ends || can_decide {
             return self.place(scene);
         }
@@ -156,7 +162,7 @@ impl Exchange {
         }
         self.read(scene, held, ends);
         let unknown_model = scene.facts.end == Parsed::Cut && scene.facts.model.is_empty();
-        if !ends && unknown_model && scene.balancer.fleet().needs_model() {
+        if !ends && unknown_model && self.model.is_none() && scene.balancer.fleet().needs_model() {
             // The model may stand behind the messages. Looking again at twice the size bounds the work.
             self.look_at = held.saturating_mul(2);
             return Step::Pause;
@@ -234,7 +240,7 @@ impl Exchange {
             Prompt { any_worker, ..Prompt::default() }
         } else {
             Prompt {
-                model: &facts.model,
+                model: self.model.as_deref().unwrap_or(&facts.model),
                 text: &facts.text,
                 text_bytes: facts.text_bytes,
                 tokens: &facts.tokens,
