@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
 use crate::policy::{self, Policy};
+use crate::state::census::Census;
 use crate::state::fleet::{FleetTable, url_hash};
 use crate::state::load::SlotId;
 use crate::state::meta::Lease;
@@ -91,6 +92,8 @@ pub struct Balancer {
     seed: u64,
     tally: Tally,
     warned_unplaced: bool,
+    warned_passthrough: bool,
+    census: Census,
 }
 
 /// The cold reports of one block, as of the version named in the hot block.
@@ -136,6 +139,8 @@ impl Balancer {
             config: Rc::new(config),
             tally: Tally::default(),
             warned_unplaced: false,
+            warned_passthrough: false,
+            census: Census::default(),
         })
     }
 
@@ -160,6 +165,16 @@ impl Balancer {
     /// Moves what was counted since the last time into `metrics`; ticks do it by themselves.
     pub fn publish(&mut self, metrics: &mut Metrics) {
         self.tally.publish(metrics);
+    }
+
+    /// Marks the workers that `others` do not have as gone from the gauges: this configuration is being replaced.
+    pub fn retire(&mut self, metrics: &mut Metrics, others: &[String]) {
+        self.publish(metrics);
+        for worker in self.fleet.workers().iter().filter(|worker| !others.contains(&worker.url)) {
+            let labels = [("worker", worker.url.as_str())];
+            metrics.set("smg_worker_requests_active", &labels, 0);
+            metrics.set("smg_worker_health", &labels, 0);
+        }
     }
 
     /// Whether the policy looks at the prompt itself, not only at its model.

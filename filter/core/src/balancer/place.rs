@@ -104,6 +104,10 @@ impl Balancer {
         let fleet = Rc::clone(&self.fleet);
         let pool = fleet.pool(prompt.model);
         if pool.workers.is_empty() {
+            if !fleet.unplaced().is_empty() {
+                // Workers are registered whose addresses nobody has told yet: one of them may serve it.
+                return Err(Refusal::NoAvailableWorkers);
+            }
             let model = if prompt.model.is_empty() { UNKNOWN_MODEL } else { prompt.model };
             return Err(Refusal::ModelNotFound(model.to_owned()));
         }
@@ -120,7 +124,8 @@ impl Balancer {
             self.record(context, &fleet, prompt, &placement, worker.worker);
             if !nodes.is_empty() {
                 // Best effort: a lost race or a failing store costs a hint, never the request.
-                let _ = self.tree.insert(context.store, &nodes, worker.id, placement.found);
+                let evicted = self.tree.insert(context.store, &nodes, worker.id, placement.found);
+                self.tally.evicted(evicted.unwrap_or(0));
             }
         }
         Ok(Ticket { fleet, list, counted: placement.counted, healthy: placement.healthy })

@@ -4,7 +4,8 @@ use std::rc::Rc;
 
 use super::table::TRIES;
 use super::{Balancer, Context, Level, hashes};
-use crate::fleet::Fleet;
+use crate::config::PolicyName;
+use crate::fleet::{Fleet, UNKNOWN_MODEL};
 use crate::report::Snapshot;
 use crate::state::fleet::url_hash;
 use crate::state::load::{BreakerState, Slot, SlotId};
@@ -69,6 +70,20 @@ impl Balancer {
         for id in state.forgotten(now_secs) {
             self.release(context, id)?;
         }
+        if self.config.policy == PolicyName::Passthrough && self.fleet.workers().len() > 1 && !self.warned_passthrough {
+            self.warned_passthrough = true;
+            let line = format!(
+                "passthrough is for a single backend: of {} workers only the first available one receives traffic",
+                self.fleet.workers().len()
+            );
+            context.log.line(Level::Warn, &line);
+        }
+        if let Some(counted) = self.census.step(context.store, &self.tree)? {
+            context.metrics.set("smg_cache_tree_nodes", &[], counted.nodes);
+            context.metrics.set("smg_cache_tree_bytes", &[], counted.bytes);
+            let line = format!("prefix tree: {} nodes in {} bytes", counted.nodes, counted.bytes);
+            context.log.line(Level::Debug, &line);
+        }
         self.gauges(context)
     }
 
@@ -105,7 +120,7 @@ impl Balancer {
             context.metrics.set("smg_worker_health", &labels, u64::from(slot.status.is_selectable()));
             context.metrics.set("smg_worker_cb_state", &labels, state);
         }
-        for model in fleet.models() {
+        for model in fleet.models().into_iter().chain([UNKNOWN_MODEL]) {
             let labels = [("worker_type", "regular"), ("connection_mode", "http"), ("model", model)];
             context.metrics.set("smg_worker_pool_size", &labels, fleet.pool(model).workers.len() as u64);
         }

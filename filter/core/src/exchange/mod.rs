@@ -187,12 +187,12 @@ impl Exchange {
         let attempts = attempts.and_then(|raw| raw.first_chunk::<8>().map(|raw| u64::from_le_bytes(*raw)));
         let address = scene.http.property(&["upstream", "address"]).and_then(|raw| String::from_utf8(raw).ok());
         let status = scene.http.response_header(":status").and_then(|raw| parse_status(&raw)).unwrap_or(0);
-        let outcome = outcome(scene.http, status);
+        let (outcome, from_upstream) = judge(scene.http, status);
         let answered = Answered { attempts, address: address.as_deref(), status, outcome };
         let worker = scene.balancer.answered(scene.context, ticket, answered, scene.pending);
-        let worker = worker.and_then(|worker| ticket.fleet().worker(worker));
+        let worker = worker.filter(|_| from_upstream).and_then(|worker| ticket.fleet().worker(worker));
         ResponseStep {
-            strip_error_code: address.is_some(),
+            strip_error_code: from_upstream,
             worker_id: worker.map_or(WorkerId::Remove, |worker| WorkerId::Set(worker.url.clone())),
         }
     }
@@ -274,18 +274,18 @@ fn is_ours(scene: &mut Scene<'_, '_>) -> bool {
     config.route_metadata && scene.http.property(&enabled).is_some_and(|raw| raw.first() == Some(&1))
 }
 
-/// What a status says of the worker that Envoy names as the last one tried. Envoy's own answers are told apart by
-/// their details; those are read only where it matters.
-fn outcome(http: &mut dyn Http, status: u16) -> Option<Outcome> {
+/// What a status says of the worker that Envoy names as the last one tried, and whether that worker gave it.
+/// Envoy's own answers are told apart by their details; those are read only where it matters.
+fn judge(http: &mut dyn Http, status: u16) -> (Option<Outcome>, bool) {
     let outcome = Outcome::of_status(status);
     if outcome == Outcome::Success && status != 0 && status != 413 {
-        return Some(outcome);
+        return (Some(outcome), true);
     }
     let details = http.property(&["response", "code_details"]).unwrap_or_default();
     match details.as_slice() {
-        b"via_upstream" | b"" => Some(outcome),
-        details if WORKERS_FAULT.iter().any(|prefix| details.starts_with(prefix)) => Some(Outcome::Failure),
-        _ => None,
+        b"via_upstream" | b"" => (Some(outcome), true),
+        details if WORKERS_FAULT.iter().any(|prefix| details.starts_with(prefix)) => (Some(Outcome::Failure), false),
+        _ => (None, false),
     }
 }
 
