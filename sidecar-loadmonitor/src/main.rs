@@ -1,1 +1,58 @@
-fn main() {}
+//! The `sidecar-loadmonitor` binary: arguments, logs and signals around [`sidecar_loadmonitor::run`].
+
+use std::{
+    io::{IsTerminal, stderr},
+    time::Duration,
+};
+
+use anyhow::Context;
+use clap::{CommandFactory, Parser, error::ErrorKind};
+use sidecar_loadmonitor::{Args, LogLevel, run};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    log_at(args.log_level);
+    let config = match args.into_config() {
+        Ok(config) => config,
+        Err(error) => Args::command().error(ErrorKind::ValueValidation, error).exit(),
+    };
+    // One thread is enough for a thousand engines, and leaves the others to Envoy.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no async runtime")?;
+    let outcome = runtime.block_on(async {
+        let stop = signals().context("signals cannot be watched")?;
+        run(config, stop).await.context("the sidecar cannot start")
+    });
+    // A look-up in a name server that is away blocks its thread for longer than anybody waits for a stop.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    outcome
+}
+
+/// Completes at SIGTERM or SIGINT.
+fn signals() -> std::io::Result<impl Future<Output = ()>> {
+    let (mut terminate, mut interrupt): (Signal, Signal) =
+        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
+fn log_at(level: LogLevel) {
+    let filter = match level {
+        LogLevel::Error => "error",
+        LogLevel::Warn => "warn",
+        LogLevel::Info => "warn,sidecar_loadmonitor=info",
+        LogLevel::Debug => "warn,sidecar_loadmonitor=debug",
+        LogLevel::Trace => "info,sidecar_loadmonitor=trace",
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new(filter))
+        .with_writer(stderr)
+        .with_ansi(stderr().is_terminal())
+        .with_target(false)
+        .init();
+}

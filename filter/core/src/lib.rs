@@ -2,5 +2,17 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod answer;
+pub mod balancer;
+pub mod breaker;
+pub mod config;
+pub mod exchange;
+pub mod fleet;
+pub mod ingest;
+pub mod metrics;
+pub mod policy;
+pub mod prefix;
 pub mod report;
+pub mod request;
+pub mod state;
 pub mod store;

@@ -155,7 +155,7 @@ mod tests {
                     queued_tokens: 9216.0,
                     waiting: 4.0,
                     running: 17.0,
-                    kv_usage: 0.4343,
+                    kv_usage: 0.4375,
                     throughput: 812.45,
                 }),
             }],

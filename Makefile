@@ -1,0 +1,56 @@
+# What a developer runs. `make test` is what continuous integration runs; it installs what it needs.
+# Variables: ENVOY (version), ENVOY_BIN (own binary); see scripts/get-envoy.
+
+ENVOY ?= 1.40.0
+export ENVOY
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+FILTER_WASM := $(TARGET_DIR)/wasm32-wasip1/wasm/filter.wasm
+
+.PHONY: help setup toolchain wasm bins test lint test-core test-wasm test-envoy demo up clean
+
+help:
+	@echo "make test        everything: format, lints, unit, Wasm and Envoy tests"
+	@echo "make test-core   the tests of the core only (also test-wasm, test-envoy)"
+	@echo "make wasm        build $(FILTER_WASM)"
+	@echo "make demo        round_robin against cache_aware on four fake engines"
+	@echo "make up          keep Envoy, sidecar and engines running (WORKERS=, POLICY=, PORT=, ADMIN_PORT=, …)"
+	@echo "make clean       remove what was built"
+
+toolchain:
+	@scripts/get-toolchain
+
+setup: toolchain
+	@scripts/get-envoy >/dev/null
+
+wasm: toolchain
+	cargo build --quiet --profile wasm -p filter --target wasm32-wasip1
+
+# Programs that the tests start.
+bins: toolchain
+	cargo build --quiet -p sidecar-loadmonitor --bins
+
+lint: toolchain
+	cargo fmt --all --check
+	cargo clippy --quiet --workspace --all-targets -- -D warnings
+	cargo clippy --quiet -p filter --target wasm32-wasip1 -- -D warnings
+
+test: setup wasm lint bins
+	cargo test --workspace --lib --bins --tests --no-fail-fast
+
+test-core: toolchain
+	cargo test -p filter-core --lib --tests
+
+test-wasm: wasm
+	cargo test -p testbed --test wasm
+
+test-envoy: setup wasm bins
+	cargo test -p testbed --test envoy
+
+demo: setup wasm bins
+	cargo run --quiet -p testbed --bin demo
+
+up: setup wasm bins
+	@cargo run --quiet -p testbed --bin up
+
+clean:
+	cargo clean

@@ -1,0 +1,201 @@
+//! One configuration at work: its fleet, its policy and its tables, with every step of a request that touches them.
+
+mod place;
+mod settle;
+mod table;
+mod tally;
+mod tick;
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use rand::RngCore;
+
+use crate::config::Config;
+use crate::fleet::Fleet;
+use crate::metrics::Metrics;
+use crate::policy::{self, Policy};
+use crate::state::census::Census;
+use crate::state::fleet::{FleetTable, url_hash};
+use crate::state::load::SlotId;
+use crate::state::meta::Lease;
+use crate::state::report::Entry;
+use crate::state::tree::PrefixTree;
+use crate::state::turns::Turns;
+use crate::store::{Store, StoreError};
+
+use self::tally::Tally;
+
+pub use place::{Prompt, Ticket};
+pub use settle::Answered;
+pub use table::{LoadTable, Pending};
+
+/// How much a line of log matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// One line per decision.
+    Debug,
+    /// State changes.
+    Info,
+    /// Something an operator should know.
+    Warn,
+    /// Something an operator must mend.
+    Error,
+}
+
+/// Where log lines go.
+pub trait Log {
+    /// Whether lines of `level` are wanted; what is not wanted need not be formatted.
+    fn wants(&self, level: Level) -> bool;
+
+    /// Takes one line.
+    fn line(&mut self, level: Level, text: &str);
+}
+
+/// What a step is given from outside.
+pub struct Context<'a> {
+    /// The shared tables.
+    pub store: &'a mut dyn Store,
+    /// Randomness.
+    pub rng: &'a mut dyn RngCore,
+    /// The wall clock, in Unix milliseconds.
+    pub now_ms: u64,
+    /// The VM's metrics.
+    pub metrics: &'a mut Metrics,
+    /// The log.
+    pub log: &'a mut dyn Log,
+}
+
+impl Context<'_> {
+    /// The wall clock, in Unix seconds.
+    #[must_use]
+    pub fn now_secs(&self) -> u32 {
+        u32::try_from(self.now_ms / 1000).unwrap_or(u32::MAX)
+    }
+}
+
+/// One configuration at work, in one VM.
+#[derive(Debug)]
+pub struct Balancer {
+    config: Rc<Config>,
+    policy: Box<dyn Policy>,
+    /// Decides for requests whose policy cannot: everything that is not an inference request.
+    least_load: Box<dyn Policy>,
+    fleet: Rc<Fleet>,
+    fleet_table: FleetTable,
+    fleet_version: Option<u32>,
+    load: LoadTable,
+    reports: HashMap<u16, CachedReports>,
+    tree: PrefixTree,
+    turns: Turns,
+    lease: Lease,
+    seed: u64,
+    tally: Tally,
+    warned_unplaced: bool,
+    warned_passthrough: bool,
+    census: Census,
+}
+
+/// The cold reports of one block, as of the version named in the hot block.
+#[derive(Debug)]
+struct CachedReports {
+    version: u32,
+    entries: Vec<Entry>,
+}
+
+impl Balancer {
+    /// Sets `config` to work as VM `vm` (a random number): creates what tables are missing and gives its workers slots.
+    /// Everything that earlier configurations left in tables of the same geometry is kept.
+    ///
+    /// # Errors
+    /// When the store cannot answer: then the configuration cannot work.
+    pub fn new(config: Config, vm: u64, context: &mut Context<'_>) -> Result<Self, StoreError> {
+        let instance = config.instance.clone();
+        let max_workers = u16::try_from(config.max_workers).unwrap_or(u16::MAX);
+        let fleet_table = FleetTable::new(&instance, max_workers);
+        let load = LoadTable::new(&instance, max_workers);
+        let lease = Lease::new(&instance, vm);
+        let seed = lease.seed(context.store, context.rng.next_u64())?;
+        load.create(context.store)?;
+        let urls = hashes(&config);
+        let now_secs = context.now_secs();
+        fleet_table.intern(context.store, &urls, now_secs)?;
+        let state = fleet_table.read(context.store)?;
+        let fleet = Rc::new(Fleet::new(&config, &state));
+        let mut policy_of_rest = config.clone();
+        policy_of_rest.policy = crate::config::PolicyName::LeastLoad;
+        Ok(Self {
+            policy: policy::named(&config),
+            least_load: policy::named(&policy_of_rest),
+            fleet,
+            fleet_version: state.version(),
+            fleet_table,
+            load,
+            reports: HashMap::new(),
+            tree: PrefixTree::new(&instance, config.max_tree_size),
+            turns: Turns::new(&instance),
+            lease,
+            seed,
+            config: Rc::new(config),
+            tally: Tally::default(),
+            warned_unplaced: false,
+            warned_passthrough: false,
+            census: Census::default(),
+        })
+    }
+
+    /// The configuration.
+    #[must_use]
+    pub fn config(&self) -> &Rc<Config> {
+        &self.config
+    }
+
+    /// The fleet as it stands.
+    #[must_use]
+    pub fn fleet(&self) -> &Rc<Fleet> {
+        &self.fleet
+    }
+
+    /// Names the shared tables it works on: balancers of equal names share all state.
+    #[must_use]
+    pub fn tables(&self) -> String {
+        self.load.load_key(0)
+    }
+
+    /// Moves what was counted since the last time into `metrics`; ticks do it by themselves.
+    pub fn publish(&mut self, metrics: &mut Metrics) {
+        self.tally.publish(metrics);
+    }
+
+    /// Marks the workers that `others` do not have as gone from the gauges: this configuration is being replaced.
+    pub fn retire(&mut self, metrics: &mut Metrics, others: &[String]) {
+        self.publish(metrics);
+        for worker in self.fleet.workers().iter().filter(|worker| !others.contains(&worker.url)) {
+            let labels = [("worker", worker.url.as_str())];
+            metrics.set("smg_worker_requests_active", &labels, 0);
+            metrics.set("smg_worker_health", &labels, 0);
+        }
+    }
+
+    /// Whether the policy looks at the prompt itself, not only at its model.
+    #[must_use]
+    pub fn needs_prompt(&self) -> bool {
+        self.policy.needs().prefix
+    }
+
+    /// Requests in flight at the owner of `id`, as the shared table has it.
+    ///
+    /// # Errors
+    /// When the store cannot answer.
+    pub fn in_flight(&self, store: &mut dyn Store, id: SlotId) -> Result<u32, StoreError> {
+        Ok(self.load.read(store, id.block())?.block.slot(id.position()).in_flight)
+    }
+}
+
+/// The hashes of all configured URLs.
+fn hashes(config: &Config) -> Vec<u64> {
+    config.workers.iter().map(|worker| url_hash(&worker.url)).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,378 @@
+//! Placing a request: pool, available workers, policy, and the one write that makes it so.
+
+use std::rc::Rc;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::table::{Read, TRIES};
+use super::{Balancer, CachedReports, Context, Level, Pending};
+use crate::answer::Refusal;
+use crate::breaker;
+use crate::fleet::{Fleet, Pool, UNKNOWN_MODEL, Worker};
+use crate::policy::score::expected_wait;
+use crate::policy::{Candidate, Pick, Policy, View};
+use crate::prefix::path::{self, Node, Root};
+use crate::state::load::{BreakerState, SLOTS_PER_BLOCK, Slot, SlotId};
+use crate::state::report::ReportBlock;
+use crate::state::tree::Found;
+use crate::store::{StoreError, Write};
+
+/// What is asked of a placement.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Prompt<'a> {
+    /// The model; empty means any.
+    pub model: &'a str,
+    /// The routing text.
+    pub text: &'a [u8],
+    /// Bytes of the whole text, of which `text` may be the beginning.
+    pub text_bytes: u64,
+    /// Token ids; if there are any, the text is not looked at.
+    pub tokens: &'a [u32],
+    /// All token ids, of which `tokens` may be the first.
+    pub token_count: u64,
+    /// The cache partition.
+    pub namespace: Option<u64>,
+    /// Not an inference request: the least loaded worker, whatever the policy.
+    pub any_worker: bool,
+}
+
+/// A placed request: what it holds until it ends.
+#[derive(Debug, Clone)]
+pub struct Ticket {
+    pub(super) fleet: Rc<Fleet>,
+    /// The workers that Envoy may try, in order, as positions in the fleet.
+    pub(super) list: Vec<u16>,
+    /// Whose in-flight count the request is part of.
+    pub(super) counted: Option<SlotId>,
+    /// The picked worker's breaker had nothing to forget.
+    pub(super) healthy: bool,
+}
+
+impl Ticket {
+    /// The addresses that Envoy may try, in order, comma-separated.
+    #[must_use]
+    pub fn destination(&self) -> String {
+        let mut text = String::with_capacity(self.list.len() * 22);
+        for worker in self.list.iter().filter_map(|&worker| self.fleet.worker(worker)) {
+            if !text.is_empty() {
+                text.push(',');
+            }
+            text.push_str(&worker.address);
+        }
+        text
+    }
+
+    /// The picked worker.
+    #[must_use]
+    pub fn worker(&self) -> Option<&Worker> {
+        self.fleet.worker(*self.list.first()?)
+    }
+
+    /// The fleet it was placed in.
+    #[must_use]
+    pub fn fleet(&self) -> &Fleet {
+        &self.fleet
+    }
+
+    /// Whose in-flight count the request is part of, while it is.
+    #[must_use]
+    pub fn counted(&self) -> Option<SlotId> {
+        self.counted
+    }
+}
+
+/// How a placement came about.
+struct Placement {
+    candidates: Vec<Candidate>,
+    pick: Pick,
+    counted: Option<SlotId>,
+    healthy: bool,
+    found: Found,
+}
+
+impl Balancer {
+    /// Chooses a worker for `prompt` and credits it, in one atomic step; remembers it as a holder of the prompt.
+    ///
+    /// # Errors
+    /// When nobody serves the model or nobody may be chosen.
+    pub fn place(
+        &mut self,
+        context: &mut Context<'_>,
+        prompt: Prompt<'_>,
+        pending: &mut Vec<Pending>,
+    ) -> Result<Ticket, Refusal> {
+        let fleet = Rc::clone(&self.fleet);
+        let pool = fleet.pool(prompt.model);
+        if pool.workers.is_empty() {
+            if !fleet.unplaced().is_empty() {
+                // Workers are registered whose addresses nobody has told yet: one of them may serve it.
+                return Err(Refusal::NoAvailableWorkers);
+            }
+            let model = if prompt.model.is_empty() { UNKNOWN_MODEL } else { prompt.model };
+            return Err(Refusal::ModelNotFound(model.to_owned()));
+        }
+        let mut nodes = Vec::new();
+        if self.policy.needs().prefix && !prompt.any_worker {
+            self.path(&fleet, pool, prompt, &mut nodes);
+        }
+        let placement = match self.choose(context, &fleet, pool, prompt, &nodes, pending) {
+            Ok(placement) => placement?,
+            Err(error) => return Ok(self.place_blindly(context, &fleet, pool, error)),
+        };
+        let list = self.list(context, &placement, prompt.any_worker);
+        if let Some(worker) = placement.candidates.get(placement.pick.index) {
+            self.record(context, &fleet, prompt, &placement, worker.worker);
+            if !nodes.is_empty() {
+                // Best effort: a lost race or a failing store costs a hint, never the request.
+                let evicted = self.tree.insert(context.store, &nodes, worker.id, placement.found);
+                self.tally.evicted(evicted.unwrap_or(0));
+            }
+        }
+        Ok(Ticket { fleet, list, counted: placement.counted, healthy: placement.healthy })
+    }
+
+    /// The nodes of the prompt in the tree of its model.
+    fn path(&self, fleet: &Fleet, pool: &Pool, prompt: Prompt<'_>, nodes: &mut Vec<Node>) {
+        let first = pool.workers.first().and_then(|&worker| fleet.worker(worker));
+        let model = match prompt.model {
+            "" | UNKNOWN_MODEL => first.map_or(UNKNOWN_MODEL, Worker::model),
+            model => model,
+        };
+        let root = Root { seed: self.seed, model, namespace: prompt.namespace };
+        if prompt.tokens.is_empty() {
+            path::of_text(root, prompt.text, nodes);
+        } else {
+            path::of_tokens(root, prompt.tokens, self.config.cache.block_size, nodes);
+        }
+    }
+
+    fn choose(
+        &mut self,
+        context: &mut Context<'_>,
+        fleet: &Fleet,
+        pool: &Pool,
+        prompt: Prompt<'_>,
+        nodes: &[Node],
+        pending: &mut Vec<Pending>,
+    ) -> Result<Result<Placement, Refusal>, StoreError> {
+        let total = if prompt.tokens.is_empty() { prompt.text_bytes } else { prompt.token_count };
+        let mut found = Found::default();
+        found.matched.total = total;
+        if !nodes.is_empty() {
+            found = self.tree.search(context.store, nodes, total, &|id| fleet.by_slot(id).is_some())?;
+        }
+        let mut reads = Vec::with_capacity(pool.blocks.len());
+        for &block in &pool.blocks {
+            reads.push(self.load.read(context.store, block)?);
+        }
+        let mut turn = None;
+        let mut searched_again = false;
+        let token_ids = (prompt.token_count > 0).then(|| u32::try_from(prompt.token_count).unwrap_or(u32::MAX));
+        for attempt in 1.. {
+            self.fetch_reports(context, &reads)?;
+            let candidates = self.candidates(context, fleet, pool, &reads);
+            if candidates.is_empty() {
+                return Ok(Err(Refusal::NoAvailableWorkers));
+            }
+            let available = |id: SlotId| candidates.iter().any(|candidate| candidate.id == id);
+            if !searched_again
+                && !found.matched.holders.is_empty()
+                && !found.matched.holders.iter().any(|id| available(*id))
+            {
+                // All holders of the longest prefix are out: look for an available holder of a shorter one.
+                let shorter = self.tree.search(context.store, nodes, total, &available)?;
+                searched_again = true;
+                if !shorter.matched.holders.is_empty() {
+                    found = shorter;
+                }
+            }
+            let policy = self.chooser(prompt.any_worker);
+            if policy.needs().turn && turn.is_none() {
+                turn = Some(self.turns.take(context.store, set_hash(&candidates))?);
+            }
+            let view =
+                View { candidates: &candidates, prefix: &found.matched, token_ids, turn: turn.unwrap_or_default() };
+            let Some(pick) = policy.pick(&view, context.rng) else { return Ok(Err(Refusal::NoAvailableWorkers)) };
+            let Some(winner) = candidates.get(pick.index) else { return Ok(Err(Refusal::NoAvailableWorkers)) };
+            let id = winner.id;
+            let Some(read) = reads.iter_mut().find(|read| read.number == id.block()) else {
+                return Ok(Err(Refusal::NoAvailableWorkers));
+            };
+            let before = read.block.slot(id.position());
+            let mut slot = before;
+            self.credit(&mut slot, &pick, context.now_secs());
+            read.block.set_slot(id.position(), slot);
+            let healthy = slot.breaker == BreakerState::Closed && slot.failures == 0;
+            if self.load.write(context.store, read)? == Write::Done {
+                if before.breaker != slot.breaker {
+                    let url =
+                        fleet.by_slot(id).and_then(|worker| fleet.worker(worker)).map_or("", |worker| &worker.url);
+                    super::settle::log_transition(context, url, before.breaker, slot.breaker);
+                }
+                return Ok(Ok(Placement { candidates, pick, counted: Some(id), healthy, found }));
+            }
+            if attempt >= TRIES {
+                // Lost every race: keep the pick and apply what it costs as a mere change.
+                let now_secs = context.now_secs();
+                let applied = self.load.change(context.store, id, |slot| {
+                    self.credit(slot, &pick, now_secs);
+                    true
+                })?;
+                if !applied {
+                    pending.extend(self.load.count(context.store, id, 1));
+                }
+                return Ok(Ok(Placement { candidates, pick, counted: Some(id), healthy, found }));
+            }
+            *read = self.load.read(context.store, id.block())?;
+        }
+        Ok(Err(Refusal::NoAvailableWorkers))
+    }
+
+    /// The write that a pick makes to its worker's slot.
+    fn credit(&self, slot: &mut Slot, pick: &Pick, now_secs: u32) {
+        slot.in_flight = slot.in_flight.saturating_add(1);
+        if let Some(tokens) = pick.credit {
+            slot.tally_tokens = slot.tally_tokens.saturating_add(tokens);
+            slot.tally_requests = slot.tally_requests.saturating_add(1);
+        }
+        breaker::on_dispatch(&self.config.breaker, slot, now_secs);
+    }
+
+    fn chooser(&self, any_worker: bool) -> &dyn Policy {
+        if any_worker { self.least_load.as_ref() } else { self.policy.as_ref() }
+    }
+
+    /// Brings the cached reports of the blocks in `reads` up to the version that the blocks name.
+    fn fetch_reports(&mut self, context: &mut Context<'_>, reads: &[Read]) -> Result<(), StoreError> {
+        for read in reads {
+            let version = read.block.report_version();
+            // A block that nobody has reported to has version 0 and nothing to fetch.
+            if version == 0 || self.reports.get(&read.number).is_some_and(|cached| cached.version == version) {
+                continue;
+            }
+            let stored = context.store.get(&self.load.report_key(read.number))?;
+            let block = ReportBlock::new(stored.map(|stored| stored.value).unwrap_or_default());
+            let entries = (0..SLOTS_PER_BLOCK).map(|position| block.entry(position)).collect();
+            self.reports.insert(read.number, CachedReports { version, entries });
+        }
+        Ok(())
+    }
+
+    /// The workers of `pool` that may be chosen now.
+    fn candidates(&self, context: &Context<'_>, fleet: &Fleet, pool: &Pool, reads: &[Read]) -> Vec<Candidate> {
+        let now_secs = context.now_secs();
+        let mut candidates = Vec::with_capacity(pool.workers.len());
+        for &number in &pool.workers {
+            let Some(id) = fleet.worker(number).map(|worker| worker.id) else { continue };
+            let Some(read) = reads.iter().find(|read| read.number == id.block()) else { continue };
+            let slot = read.block.slot(id.position());
+            let available = slot.generation == id.generation
+                && slot.status.is_selectable()
+                && !slot.vetoed
+                && breaker::lets_through(&self.config.breaker, &slot, now_secs);
+            if !available {
+                continue;
+            }
+            let entry = self.reports.get(&read.number).and_then(|cached| cached.entries.get(id.position()));
+            let fresh = entry.filter(|entry| entry.generation == id.generation && context.now_ms <= entry.expires_ms());
+            candidates.push(Candidate {
+                worker: number,
+                id,
+                in_flight: slot.in_flight,
+                tally_tokens: slot.tally_tokens,
+                tally_requests: slot.tally_requests,
+                report: fresh.and_then(|entry| entry.load),
+            });
+        }
+        candidates
+    }
+
+    /// The ordered list of exactly `max_attempts` workers: the pick, then the next best of the pool, cycled.
+    fn list(&self, context: &mut Context<'_>, placement: &Placement, any_worker: bool) -> Vec<u16> {
+        let (candidates, first) = (&placement.candidates, placement.pick.index);
+        let most = self.max_attempts();
+        // Behind the pick, pool order from there on; a scored policy then sorts by score, and ties keep that order,
+        // which differs from pick to pick, so that requests of a dead worker do not all fall on one other.
+        let mut order: Vec<usize> = (0..candidates.len()).map(|step| (first + step) % candidates.len()).collect();
+        if self.chooser(any_worker).needs().score && candidates.len() > 2 && most > 1 {
+            let mut scores = Vec::with_capacity(order.len());
+            expected_wait(&self.config.score, candidates, &order, &mut scores);
+            let start = context.rng.next_u32() as usize % (order.len() - 1);
+            let mut rest: Vec<(f64, usize)> = scores.into_iter().zip(order.iter().copied()).skip(1).collect();
+            rest.rotate_left(start);
+            for place in 0..rest.len().min(most - 1) {
+                let best = (place..rest.len()).min_by(|one, two| {
+                    let score = |at: &usize| rest.get(*at).map_or(f64::INFINITY, |(score, _)| *score);
+                    score(one).total_cmp(&score(two))
+                });
+                if let Some(best) = best {
+                    rest.swap(place, best);
+                }
+            }
+            order.truncate(1);
+            order.extend(rest.into_iter().map(|(_, index)| index));
+        }
+        let workers = order.iter().cycle().filter_map(|&index| candidates.get(index));
+        // `cycle` of an empty list ends at once; otherwise every index is valid.
+        workers.map(|candidate| candidate.worker).take(most).collect()
+    }
+
+    fn max_attempts(&self) -> usize {
+        usize::try_from(self.config.max_attempts).unwrap_or(1).max(1)
+    }
+
+    /// The store fails: any worker of the pool, counted nowhere. Serving badly beats not serving.
+    fn place_blindly(&self, context: &mut Context<'_>, fleet: &Rc<Fleet>, pool: &Pool, error: StoreError) -> Ticket {
+        context.metrics.add("smg_store_errors_total", &[], 1);
+        context.log.line(Level::Error, &format!("{error}; the request goes to a random worker"));
+        let start = context.rng.next_u32() as usize % pool.workers.len().max(1);
+        let list = pool.workers.iter().cycle().skip(start).take(self.max_attempts());
+        Ticket { fleet: Rc::clone(fleet), list: list.copied().collect(), counted: None, healthy: true }
+    }
+
+    /// Metrics and log of a placement.
+    fn record(
+        &mut self,
+        context: &mut Context<'_>,
+        fleet: &Fleet,
+        prompt: Prompt<'_>,
+        placement: &Placement,
+        worker: u16,
+    ) {
+        let policy = if prompt.any_worker { "least_load" } else { self.config.policy.as_str() };
+        let model = fleet.model_label(prompt.model);
+        self.tally.selected(model, policy);
+        let (pick, matched) = (&placement.pick, &placement.found.matched);
+        if let Some(branch) = pick.branch {
+            self.tally.decided(branch, matched.matched, matched.total);
+        }
+        if !context.log.wants(Level::Debug) {
+            return;
+        }
+        let url = fleet.worker(worker).map_or("", |worker| worker.url.as_str());
+        if let Some(branch) = pick.branch {
+            let line = format!(
+                "Cache-aware selection index=\"tree\" branch={} worker={url} model_id={model} matched_ratio={:.4} threshold={}",
+                branch.as_str(),
+                matched.ratio(),
+                self.config.cache.threshold
+            );
+            context.log.line(Level::Debug, &line);
+        }
+        if let Some(score) = pick.score {
+            let in_flight = placement.candidates.get(pick.index).map_or(0, |candidate| candidate.in_flight);
+            let line = format!("{policy} selected {url} (score {score:.4}, in_flight {in_flight})");
+            context.log.line(Level::Debug, &line);
+        }
+    }
+}
+
+/// What names a candidate set: its ordered members, each with the generation of its registration.
+fn set_hash(candidates: &[Candidate]) -> u64 {
+    let mut bytes = Vec::with_capacity(candidates.len() * 4);
+    for candidate in candidates {
+        bytes.extend_from_slice(&candidate.id.slot.to_le_bytes());
+        bytes.extend_from_slice(&candidate.id.generation.to_le_bytes());
+    }
+    xxh3_64(&bytes)
+}

@@ -1,0 +1,130 @@
+//! What a balancer counts per request, as plain numbers: metric names are only made on ticks.
+
+use crate::metrics::Metrics;
+use crate::policy::Branch;
+
+/// Upper bounds of `smg_cache_aware_match_ratio` and their labels.
+const RATIO_BOUNDS: [(f64, &str); 11] = [
+    (0.0, "0"),
+    (0.1, "0.1"),
+    (0.2, "0.2"),
+    (0.3, "0.3"),
+    (0.4, "0.4"),
+    (0.5, "0.5"),
+    (0.6, "0.6"),
+    (0.7, "0.7"),
+    (0.8, "0.8"),
+    (0.9, "0.9"),
+    (1.0, "1.0"),
+];
+
+/// SMG keeps the names of so many models; later ones are counted together.
+const MAX_MODELS: usize = 1024;
+
+/// Counts since the last tick.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    selections: Vec<(String, &'static str, u64)>,
+    branches: [(u64, Option<Branch>); 3],
+    ratios: [u64; RATIO_BOUNDS.len()],
+    evicted: u64,
+}
+
+impl Tally {
+    /// A worker was chosen for a request of `model` (a name the fleet knows).
+    pub(super) fn selected(&mut self, model: &str, policy: &'static str) {
+        let at = |name: &str, known: &[(String, &str, u64)]| {
+            known.iter().position(|(model, by, _)| model == name && *by == policy)
+        };
+        let known = at(model, &self.selections);
+        let model = if known.is_none() && self.selections.len() >= MAX_MODELS { "other" } else { model };
+        match known.or_else(|| at(model, &self.selections)).and_then(|at| self.selections.get_mut(at)) {
+            Some((_, _, count)) => *count += 1,
+            None => self.selections.push((model.to_owned(), policy, 1)),
+        }
+    }
+
+    /// `cache_aware` decided by `branch`, with `matched` of `total` units known.
+    pub(super) fn decided(&mut self, branch: Branch, matched: u64, total: u64) {
+        let free = self.branches.iter_mut().find(|(_, of)| of.is_none_or(|of| of == branch));
+        if let Some((count, of)) = free {
+            *of = Some(branch);
+            *count += 1;
+        }
+        #[expect(clippy::cast_precision_loss, reason = "a ratio for a histogram")]
+        let ratio = if total == 0 { 0.0 } else { matched as f64 / total as f64 };
+        let bucket = RATIO_BOUNDS.iter().position(|(bound, _)| ratio <= *bound);
+        if let Some(count) = bucket.and_then(|bucket| self.ratios.get_mut(bucket)) {
+            *count += 1;
+        }
+    }
+
+    /// So many nodes of the prefix tree had to make room.
+    pub(super) fn evicted(&mut self, nodes: u64) {
+        self.evicted += nodes;
+    }
+
+    /// Moves the counts into `metrics`.
+    pub(super) fn publish(&mut self, metrics: &mut Metrics) {
+        for (model, policy, count) in self.selections.iter_mut().filter(|(_, _, count)| *count > 0) {
+            let labels =
+                [("worker_type", "regular"), ("connection_mode", "http"), ("model", model), ("policy", policy)];
+            metrics.add("smg_worker_selection_total", &labels, std::mem::take(count));
+        }
+        for (count, branch) in &mut self.branches {
+            if let Some(branch) = branch.take() {
+                let labels = [("branch", branch.as_str())];
+                metrics.add("smg_cache_aware_policy_branch_total", &labels, std::mem::take(count));
+            }
+        }
+        if self.evicted > 0 {
+            metrics.add("smg_cache_tree_evictions_total", &[], std::mem::take(&mut self.evicted));
+        }
+        // Prometheus' buckets are cumulative: each counts everything up to its bound.
+        let mut below = 0;
+        for ((_, bound), count) in RATIO_BOUNDS.iter().zip(&mut self.ratios) {
+            below += std::mem::take(count);
+            if below > 0 {
+                metrics.add("smg_cache_aware_match_ratio_bucket", &[("le", bound)], below);
+            }
+        }
+        if below > 0 {
+            metrics.add("smg_cache_aware_match_ratio_bucket", &[("le", "+Inf")], below);
+            metrics.add("smg_cache_aware_match_ratio_count", &[], below);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn published(tally: &mut Tally) -> Vec<(String, u64)> {
+        let (mut metrics, mut seen) = (Metrics::default(), Vec::new());
+        tally.publish(&mut metrics);
+        metrics.flush(|metric, value| {
+            seen.push((metric.name.clone(), value));
+            true
+        });
+        seen
+    }
+
+    #[test]
+    fn counts_come_out_once_with_their_labels() {
+        let mut tally = Tally::default();
+        tally.selected("m", "cache_aware");
+        tally.selected("m", "cache_aware");
+        tally.decided(Branch::Spill, 3, 10);
+        tally.decided(Branch::TreeMatch, 9, 10);
+        let seen = published(&mut tally);
+        let value = |name: &str| seen.iter().find(|(known, _)| known == name).map(|(_, value)| *value);
+        let selection =
+            "smg_worker_selection_total;worker_type=regular;connection_mode=http;model=m;policy=cache_aware";
+        assert_eq!(value(selection), Some(2));
+        assert_eq!(value("smg_cache_aware_policy_branch_total;branch=spill"), Some(1));
+        assert_eq!(value("smg_cache_aware_match_ratio_bucket;le=0.2"), None);
+        assert_eq!(value("smg_cache_aware_match_ratio_bucket;le=0.3"), Some(1), "a tenth falls into its own bucket");
+        assert_eq!(value("smg_cache_aware_match_ratio_bucket;le=+Inf"), Some(2));
+        assert!(published(&mut tally).is_empty());
+    }
+}

@@ -1,0 +1,241 @@
+//! What is done on ticks, and what a load snapshot changes.
+
+use std::rc::Rc;
+
+use super::table::TRIES;
+use super::{Balancer, Context, Level, hashes};
+use crate::config::PolicyName;
+use crate::fleet::{Fleet, UNKNOWN_MODEL};
+use crate::report::Snapshot;
+use crate::state::fleet::url_hash;
+use crate::state::load::{BreakerState, Slot, SlotId};
+use crate::state::report::{Entry, ReportBlock};
+use crate::store::{StoreError, Write};
+
+/// What became of a snapshot's workers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// Reports taken.
+    pub taken: u64,
+    /// Reports older than what is known.
+    pub old: u64,
+    /// Reports of workers that no configuration names.
+    pub foreign: u64,
+    /// Reports that lost every race; the next snapshot brings newer ones.
+    pub lost: u64,
+}
+
+impl Balancer {
+    /// One tick of this configuration in this VM: the lease, the fleet as it stands, and, as leader, what is done once
+    /// per process.
+    ///
+    /// # Errors
+    /// When the store cannot answer; the next tick tries again.
+    pub fn tick(&mut self, context: &mut Context<'_>) -> Result<(), StoreError> {
+        self.publish(context.metrics);
+        let (leads, seed) = self.lease.beat(context.store)?;
+        if seed != 0 {
+            self.seed = seed;
+        }
+        let state = self.fleet_table.read(context.store)?;
+        if state.version() != self.fleet_version {
+            self.fleet = Rc::new(Fleet::new(&self.config, &state));
+            self.fleet_version = state.version();
+        }
+        self.warn_unplaced(context);
+        if leads {
+            self.lead(context)?;
+        }
+        Ok(())
+    }
+
+    fn warn_unplaced(&mut self, context: &mut Context<'_>) {
+        if self.fleet.unplaced().is_empty() {
+            self.warned_unplaced = false;
+        } else if !self.warned_unplaced {
+            self.warned_unplaced = true;
+            let line = format!(
+                "workers without an address or a slot cannot be chosen: {}; a URL with a host name needs an `address` \
+                 in the configuration or from the sidecar, and all workers of an instance must fit `max_workers`",
+                self.fleet.unplaced().join(" ")
+            );
+            context.log.line(Level::Warn, &line);
+        }
+    }
+
+    fn lead(&mut self, context: &mut Context<'_>) -> Result<(), StoreError> {
+        let now_secs = context.now_secs();
+        let urls = hashes(&self.config);
+        let state = self.fleet_table.refresh(context.store, &urls, now_secs)?;
+        for id in state.forgotten(now_secs) {
+            self.release(context, id)?;
+        }
+        if self.config.policy == PolicyName::Passthrough && self.fleet.workers().len() > 1 && !self.warned_passthrough {
+            self.warned_passthrough = true;
+            let line = format!(
+                "passthrough is for a single backend: of {} workers only the first available one receives traffic",
+                self.fleet.workers().len()
+            );
+            context.log.line(Level::Warn, &line);
+        }
+        if let Some(counted) = self.census.step(context.store, &self.tree)? {
+            context.metrics.set("smg_cache_tree_nodes", &[], counted.nodes);
+            context.metrics.set("smg_cache_tree_bytes", &[], counted.bytes);
+            let line = format!("prefix tree: {} nodes in {} bytes", counted.nodes, counted.bytes);
+            context.log.line(Level::Debug, &line);
+        }
+        self.gauges(context)
+    }
+
+    /// Gives up a slot whose owner nobody names any more, once nothing is in flight there.
+    fn release(&mut self, context: &mut Context<'_>, id: SlotId) -> Result<(), StoreError> {
+        let mut empty = false;
+        let done = self.load.change(context.store, id, |slot| {
+            empty = slot.in_flight == 0;
+            *slot = Slot { generation: id.generation.wrapping_add(1), ..Slot::default() };
+            empty
+        })?;
+        if done && empty {
+            self.fleet_table.free(context.store, id)?;
+        }
+        Ok(())
+    }
+
+    fn gauges(&mut self, context: &mut Context<'_>) -> Result<(), StoreError> {
+        let fleet = Rc::clone(&self.fleet);
+        let mut block = None;
+        for worker in fleet.workers() {
+            if block.as_ref().is_none_or(|(number, _)| *number != worker.id.block()) {
+                block = Some((worker.id.block(), self.load.read(context.store, worker.id.block())?.block));
+            }
+            let Some((_, block)) = &block else { continue };
+            let slot = block.slot(worker.id.position());
+            let labels = [("worker", worker.url.as_str())];
+            let state = match slot.breaker {
+                BreakerState::Closed => 0,
+                BreakerState::Open => 1,
+                BreakerState::HalfOpen => 2,
+            };
+            context.metrics.set("smg_worker_requests_active", &labels, u64::from(slot.in_flight));
+            context.metrics.set("smg_worker_health", &labels, u64::from(slot.status.is_selectable()));
+            context.metrics.set("smg_worker_cb_state", &labels, state);
+        }
+        for model in fleet.models().into_iter().chain([UNKNOWN_MODEL]) {
+            let labels = [("worker_type", "regular"), ("connection_mode", "http"), ("model", model)];
+            context.metrics.set("smg_worker_pool_size", &labels, fleet.pool(model).workers.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Takes the reports of `snapshot`: cold table first, then the hot one (zero the tally, name the new version).
+    /// A report that failed to come leaves the tally alone.
+    ///
+    /// # Errors
+    /// When the store cannot answer.
+    pub fn apply(&mut self, context: &mut Context<'_>, snapshot: &Snapshot) -> Result<Applied, StoreError> {
+        let slots = self.fleet_table.read(context.store)?.slots();
+        let mut applied = Applied::default();
+        let mut addresses = Vec::new();
+        let mut reports: Vec<(SlotId, Entry)> = Vec::with_capacity(snapshot.workers.len());
+        for worker in &snapshot.workers {
+            let hash = url_hash(&worker.url);
+            let Some(&id) = slots.get(&hash) else {
+                applied.foreign += 1;
+                continue;
+            };
+            if let Some(address) = worker.address.as_ref().filter(|address| is_address(address)) {
+                addresses.push((hash, address.clone()));
+            }
+            let entry = Entry {
+                load: worker.load,
+                received_ms: context.now_ms,
+                interval_ms: snapshot.interval_ms,
+                epoch: snapshot.epoch,
+                sequence: snapshot.sequence,
+                generation: id.generation,
+            };
+            reports.push((id, entry));
+        }
+        for block in 0..self.load.blocks() {
+            let of_block: Vec<_> = reports.iter().filter(|(id, _)| id.block() == block).collect();
+            if of_block.is_empty() {
+                continue;
+            }
+            match self.write_reports(context, block, &of_block)? {
+                None => applied.lost += of_block.len() as u64,
+                Some(taken) => {
+                    applied.old += (of_block.len() - taken.len()) as u64;
+                    if self.name_reports(context, block, &taken)? {
+                        applied.taken += taken.len() as u64;
+                    } else {
+                        applied.lost += taken.len() as u64;
+                    }
+                }
+            }
+        }
+        if applied.taken > 0 {
+            self.fleet_table.set_addresses(context.store, &addresses)?;
+        }
+        Ok(applied)
+    }
+
+    /// Writes one block of the cold table; the reports that were news, or none if every try lost its race.
+    fn write_reports(
+        &self,
+        context: &mut Context<'_>,
+        block: u16,
+        reports: &[&(SlotId, Entry)],
+    ) -> Result<Option<Vec<(SlotId, bool)>>, StoreError> {
+        let key = self.load.report_key(block);
+        for _ in 0..TRIES {
+            let stored = context.store.get(&key)?;
+            let version = stored.as_ref().map(|stored| stored.version);
+            let mut cold = ReportBlock::new(stored.map(|stored| stored.value).unwrap_or_default());
+            let mut taken = Vec::with_capacity(reports.len());
+            for (id, entry) in reports {
+                let known = cold.entry(id.position());
+                if known.generation != id.generation
+                    || known.is_superseded_by(entry.epoch, entry.sequence, context.now_ms)
+                {
+                    cold.set_entry(id.position(), entry);
+                    taken.push((*id, entry.load.is_some()));
+                }
+            }
+            if taken.is_empty() || context.store.set(&key, cold.as_bytes(), version)? == Write::Done {
+                return Ok(Some(taken));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Makes new reports of one block count: zeroes the tallies they cover and names the new version.
+    fn name_reports(
+        &self,
+        context: &mut Context<'_>,
+        block: u16,
+        taken: &[(SlotId, bool)],
+    ) -> Result<bool, StoreError> {
+        if taken.is_empty() {
+            return Ok(true);
+        }
+        for _ in 0..TRIES {
+            let mut read = self.load.read(context.store, block)?;
+            for (id, _) in taken.iter().filter(|(_, reports)| *reports) {
+                let slot = read.block.slot(id.position());
+                if slot.generation == id.generation {
+                    read.block.set_slot(id.position(), Slot { tally_tokens: 0, tally_requests: 0, ..slot });
+                }
+            }
+            read.block.bump_report_version();
+            if self.load.write(context.store, &read)? == Write::Done {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Whether `text` is an `ip:port` that Envoy could know a host by.
+fn is_address(text: &str) -> bool {
+    text.parse::<std::net::SocketAddr>().is_ok()
+}

@@ -1,0 +1,155 @@
+//! The circuit breaker: a worker that fails too often in a row is left alone for a while.
+//!
+//! Envoy's own health checks and outlier ejection do not protect a worker that is named to it, so this breaker must
+//! stand by itself. Rules: SMG's circuit-breaker page.
+
+use crate::config::Breaker;
+use crate::state::load::{BreakerState, Slot};
+
+/// What a response says of the worker that gave it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The worker works; 400, 404 and 501 count too.
+    Success,
+    /// It failed, was not reached or took too long.
+    Failure,
+    /// It said that it is full: neither.
+    Capacity,
+}
+
+impl Outcome {
+    /// The outcome of an HTTP status.
+    #[must_use]
+    pub fn of_status(status: u16) -> Self {
+        match status {
+            429 => Self::Capacity,
+            408 | 500 | 502 | 503 | 504 => Self::Failure,
+            _ => Self::Success,
+        }
+    }
+}
+
+/// Whether the breaker lets requests through at `now_secs`. An open one whose time is up does: see [`on_dispatch`].
+#[must_use]
+pub fn lets_through(config: &Breaker, slot: &Slot, now_secs: u32) -> bool {
+    slot.breaker != BreakerState::Open || !config.enabled || is_over(config, slot, now_secs)
+}
+
+/// The change that choosing a worker makes: an open breaker whose time is up becomes half open.
+pub fn on_dispatch(config: &Breaker, slot: &mut Slot, now_secs: u32) {
+    if slot.breaker == BreakerState::Open && is_over(config, slot, now_secs) {
+        slot.breaker = BreakerState::HalfOpen;
+        slot.failures = 0;
+        slot.successes = 0;
+    }
+}
+
+/// The change that an outcome makes; false if there is none.
+pub fn on_outcome(config: &Breaker, slot: &mut Slot, outcome: Outcome, now_secs: u32) -> bool {
+    let before = *slot;
+    if outcome != Outcome::Capacity && slot.breaker == BreakerState::Open {
+        on_dispatch(config, slot, now_secs);
+    }
+    match (outcome, slot.breaker) {
+        (Outcome::Capacity, _) | (Outcome::Success, BreakerState::Open) => {}
+        (Outcome::Success, BreakerState::Closed) => slot.failures = 0,
+        (Outcome::Success, BreakerState::HalfOpen) => {
+            slot.successes = slot.successes.saturating_add(1);
+            if u32::from(slot.successes) >= config.success_threshold {
+                *slot = Slot { breaker: BreakerState::Closed, failures: 0, successes: 0, opened_at: 0, ..*slot };
+            }
+        }
+        (Outcome::Failure, BreakerState::Open) => slot.failures = slot.failures.saturating_add(1),
+        (Outcome::Failure, BreakerState::HalfOpen) => open(slot, now_secs),
+        (Outcome::Failure, BreakerState::Closed) => {
+            slot.failures = slot.failures.saturating_add(1);
+            slot.successes = 0;
+            if config.enabled && u32::from(slot.failures) >= config.failure_threshold {
+                open(slot, now_secs);
+            }
+        }
+    }
+    *slot != before
+}
+
+fn open(slot: &mut Slot, now_secs: u32) {
+    slot.breaker = BreakerState::Open;
+    slot.opened_at = now_secs;
+    slot.successes = 0;
+}
+
+/// Wall clocks step; one that stepped back must not keep a breaker open for longer than its timeout.
+fn is_over(config: &Breaker, slot: &Slot, now_secs: u32) -> bool {
+    now_secs < slot.opened_at || u64::from(now_secs - slot.opened_at) >= u64::from(config.timeout_secs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Outcome::{Capacity, Failure, Success};
+
+    fn after(outcomes: &[(Outcome, u32)]) -> Slot {
+        let mut slot = Slot::default();
+        for (outcome, now) in outcomes {
+            on_outcome(&Breaker::default(), &mut slot, *outcome, *now);
+        }
+        slot
+    }
+
+    fn failures(count: usize) -> Vec<(Outcome, u32)> {
+        vec![(Failure, 100); count]
+    }
+
+    #[test]
+    fn ten_failures_in_a_row_open_it() {
+        assert_eq!(after(&failures(9)).breaker, BreakerState::Closed);
+        assert_eq!(after(&failures(10)).breaker, BreakerState::Open);
+        let reset = after(&[failures(9), vec![(Success, 100)]].concat());
+        assert_eq!((reset.breaker, reset.failures), (BreakerState::Closed, 0));
+        assert_eq!(after(&[(Capacity, 1); 50]), Slot::default());
+    }
+
+    #[test]
+    fn it_is_half_open_after_the_timeout() {
+        let mut slot = after(&failures(10));
+        let config = Breaker::default();
+        assert!(!lets_through(&config, &slot, 159));
+        assert!(lets_through(&config, &slot, 160));
+        assert!(lets_through(&config, &slot, 99), "a clock that stepped back");
+        on_dispatch(&config, &mut slot, 160);
+        assert_eq!(slot.breaker, BreakerState::HalfOpen);
+    }
+
+    #[test]
+    fn half_open_closes_on_three_successes_and_opens_on_a_failure() {
+        let closed = after(&[failures(10), vec![(Success, 160); 3]].concat());
+        assert_eq!((closed.breaker, closed.failures), (BreakerState::Closed, 0));
+        let opened = after(&[failures(10), vec![(Success, 160), (Success, 161), (Failure, 162)]].concat());
+        assert_eq!((opened.breaker, opened.opened_at), (BreakerState::Open, 162));
+    }
+
+    #[test]
+    fn statuses_count_as_specified() {
+        for (status, outcome) in [
+            (200, Success),
+            (404, Success),
+            (501, Success),
+            (400, Success),
+            (429, Capacity),
+            (503, Failure),
+            (408, Failure),
+        ] {
+            assert_eq!(Outcome::of_status(status), outcome, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_disabled_breaker_counts_and_never_opens() {
+        let config = Breaker { enabled: false, ..Breaker::default() };
+        let mut slot = Slot::default();
+        for _ in 0..100 {
+            on_outcome(&config, &mut slot, Failure, 1);
+        }
+        assert_eq!((slot.breaker, slot.failures), (BreakerState::Closed, 100));
+    }
+}

@@ -1,0 +1,96 @@
+//! Why a configuration is refused.
+
+use std::fmt;
+
+use serde_json::Value;
+
+/// A longer value is shown by its beginning, in characters.
+const SHOWN: usize = 60;
+
+/// Why a configuration is refused. Paths are like `workers[2].url`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ConfigError {
+    /// Not JSON: the parser's message.
+    Json(String),
+    /// No such key.
+    UnknownKey {
+        /// The key as given.
+        path: String,
+        /// The known key that looks most like it.
+        nearest: Option<&'static str>,
+    },
+    /// A wrong type, a number out of range, an unknown name.
+    Value {
+        /// The key; empty for the whole document.
+        path: String,
+        /// The value as JSON, shortened.
+        value: String,
+        /// What may stand there.
+        allowed: String,
+    },
+    /// A key that has to be there is not.
+    Missing {
+        /// The key.
+        path: String,
+    },
+    /// Two names of one key are given.
+    Twice {
+        /// One of them.
+        path: String,
+        /// The other.
+        other: String,
+    },
+    /// Two workers have one URL.
+    DuplicateWorker {
+        /// The URL.
+        url: String,
+        /// Where it stands first.
+        first: usize,
+        /// Where it stands again.
+        again: usize,
+    },
+    /// The shared tables have too few slots.
+    TooManyWorkers {
+        /// Configured workers.
+        workers: usize,
+        /// Slots.
+        max_workers: u32,
+    },
+}
+
+impl ConfigError {
+    pub(super) fn value(path: &str, value: &Value, allowed: &str) -> Self {
+        let whole = value.to_string();
+        let mut shown: String = whole.chars().take(SHOWN).collect();
+        if shown.len() < whole.len() {
+            shown.push('…');
+        }
+        Self::Value { path: path.to_owned(), value: shown, allowed: allowed.to_owned() }
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Json(why) => write!(f, "the configuration is not JSON: {why}"),
+            Self::UnknownKey { path, nearest: Some(nearest) } => {
+                write!(f, "`{path}`: no such key; did you mean `{nearest}`?")
+            }
+            Self::UnknownKey { path, nearest: None } => write!(f, "`{path}`: no such key"),
+            Self::Value { path, value, allowed } if path.is_empty() => {
+                write!(f, "the configuration is {value}; allowed: {allowed}")
+            }
+            Self::Value { path, value, allowed } => write!(f, "`{path}` is {value}; allowed: {allowed}"),
+            Self::Missing { path } => write!(f, "`{path}` is missing"),
+            Self::Twice { path, other } => write!(f, "`{path}` and `{other}` are the same key: give one of them"),
+            Self::DuplicateWorker { url, first, again } => {
+                write!(f, "`workers[{again}].url` is \"{url}\", as is `workers[{first}].url`; allowed: each URL once")
+            }
+            Self::TooManyWorkers { workers, max_workers } => {
+                write!(f, "`workers` has {workers} entries; allowed: at most `max_workers`, {max_workers}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {}

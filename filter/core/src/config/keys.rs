@@ -1,0 +1,226 @@
+//! The table of all top-level keys: names, what is allowed, where the value goes.
+
+use serde_json::{Map, Value};
+
+use super::suggest::nearest;
+use super::values::{ascending, count, header, headers, name, number, strings, whole};
+use super::{Config, ConfigError, LogLevel, PolicyName, Role, ScoreParams, workers};
+
+/// Reads all keys into `config`.
+pub(super) fn read(members: &Map<String, Value>, config: &mut Config) -> Result<(), ConfigError> {
+    for (given, value) in members {
+        let Some(key) = KEYS.iter().find(|key| key.names().any(|name| name == given)) else {
+            let names = KEYS.iter().flat_map(Key::names);
+            return Err(ConfigError::UnknownKey { path: given.clone(), nearest: nearest(given, names) });
+        };
+        if let Some(other) = key.names().find(|&name| name != given && members.contains_key(name)) {
+            return Err(ConfigError::Twice { path: given.clone(), other: other.to_owned() });
+        }
+        match key.set {
+            Set::Value(set) => set(config, value).ok_or_else(|| ConfigError::value(given, value, key.allowed))?,
+            Set::Nothing(valid) => {
+                valid(value).ok_or_else(|| ConfigError::value(given, value, key.allowed))?;
+                config.without_effect.push(key.name);
+            }
+            Set::Workers => config.workers = workers::read(given, value)?,
+        }
+    }
+    Ok(())
+}
+
+struct Key {
+    name: &'static str,
+    /// SMG's other name of the flag.
+    alias: Option<&'static str>,
+    allowed: &'static str,
+    set: Set,
+}
+
+enum Set {
+    Value(fn(&mut Config, &Value) -> Option<()>),
+    /// A flag without effect in this version, checked all the same: the configuration is to survive an upgrade.
+    Nothing(fn(&Value) -> Option<()>),
+    Workers,
+}
+
+impl Key {
+    const fn new(name: &'static str, allowed: &'static str, set: fn(&mut Config, &Value) -> Option<()>) -> Self {
+        Self { name, alias: None, allowed, set: Set::Value(set) }
+    }
+
+    const fn inert(name: &'static str, allowed: &'static str, valid: fn(&Value) -> Option<()>) -> Self {
+        Self { name, alias: None, allowed, set: Set::Nothing(valid) }
+    }
+
+    const fn or(mut self, alias: &'static str) -> Self {
+        self.alias = Some(alias);
+        self
+    }
+
+    fn names(&self) -> impl Iterator<Item = &'static str> {
+        std::iter::once(self.name).chain(self.alias)
+    }
+}
+
+const BOOLEAN: &str = "true or false";
+const WHOLE: &str = "a whole number, 0 or more";
+const POSITIVE: &str = "a whole number, 1 or more";
+const SHARE: &str = "a number from 0 to 1";
+const USAGE: &str = "a number above 0; 1 or more turns it off";
+const NOT_NEGATIVE: &str = "a number, 0 or more";
+const FACTOR: &str = "a number, 1 or more";
+const POLICIES: &str = "cache_aware, least_load, round_robin, random or passthrough \
+     (power_of_two, prefix_hash, consistent_hashing, manual and bucket are not available in this version)";
+const LEG_POLICIES: [&str; 9] = [
+    "bucket",
+    "random",
+    "round_robin",
+    "cache_aware",
+    "power_of_two",
+    "least_load",
+    "prefix_hash",
+    "consistent_hashing",
+    "manual",
+];
+
+fn share(number: f64) -> bool {
+    (0.0..=1.0).contains(&number)
+}
+
+fn any_count(value: &Value) -> Option<()> {
+    count(value, 0).map(drop)
+}
+
+fn positive(value: &Value) -> Option<()> {
+    count(value, 1).map(drop)
+}
+
+fn factor(value: &Value) -> Option<()> {
+    number(value, |number| number >= 1.0).map(drop)
+}
+
+fn boolean(value: &Value) -> Option<()> {
+    value.as_bool().map(drop)
+}
+
+fn put<T>(place: &mut T, value: Option<T>) -> Option<()> {
+    *place = value?;
+    Some(())
+}
+
+/// SMG replaces numbers that make no sense by its default, where this key says so.
+fn or_default(config: &mut Config, key: &'static str, value: f64, valid: bool, default: f64) -> f64 {
+    if valid {
+        return value;
+    }
+    config.replaced.push(key);
+    default
+}
+
+const KEYS: &[Key] = &[
+    Key::new("role", "route or ingest", |c, v| put(&mut c.role, Role::from_name(v.as_str()?))),
+    Key::new("instance", "at most 32 letters, digits, `-`, `_` and `.`", |c, v| {
+        let name = v.as_str()?;
+        let valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        (name.len() <= 32 && name.bytes().all(valid)).then(|| c.instance = name.to_owned())
+    }),
+    Key { name: "workers", alias: Some("worker_urls"), allowed: "", set: Set::Workers },
+    Key::new("policy", POLICIES, |c, v| put(&mut c.policy, PolicyName::from_name(v.as_str()?))),
+    Key::new("max_attempts", "a whole number from 1 to 16, and 1 + the route's num_retries", |c, v| {
+        put(&mut c.max_attempts, count(v, 1).filter(|&attempts| attempts <= 16))
+    })
+    .or("retry_max_retries"),
+    Key::new("clusters", "an array of cluster names", |c, v| put(&mut c.clusters, strings(v).map(Some))),
+    Key::new("route_metadata", BOOLEAN, |c, v| put(&mut c.route_metadata, v.as_bool())),
+    Key::new("model_header", "a header's name", |c, v| put(&mut c.model_header, header(v).map(Some))),
+    Key::new("max_workers", "a whole number from 64 to 4096", |c, v| {
+        let workers = count(v, 64).filter(|&workers| workers <= 4096)?;
+        put(&mut c.max_workers, Some(workers.next_multiple_of(64)))
+    }),
+    Key::new("max_tree_size", "a whole number of bytes, 1 or more", |c, v| {
+        put(&mut c.max_tree_size, whole(v).filter(|&bytes| bytes > 0))
+    }),
+    Key::new("max_buffered_request_bytes", WHOLE, |c, v| put(&mut c.max_buffered_request_bytes, whole(v))),
+    Key::new("log_level", "trace, debug, info, warn or error", |c, v| {
+        put(&mut c.log_level, LogLevel::from_name(v.as_str()?))
+    }),
+    // cache_aware
+    Key::new("cache_threshold", SHARE, |c, v| put(&mut c.cache.threshold, number(v, share).map(|share| share as f32)))
+        .or("cache_match_threshold"),
+    Key::new("balance_abs_threshold", WHOLE, |c, v| put(&mut c.cache.balance_abs, whole(v))).or("spill_abs_threshold"),
+    Key::new("balance_rel_threshold", FACTOR, |c, v| put(&mut c.cache.balance_rel, number(v, |number| number >= 1.0)))
+        .or("spill_rel_threshold"),
+    Key::new("balance_token_usage_threshold", USAGE, |c, v| {
+        put(&mut c.cache.balance_token_usage, number(v, |number| number > 0.0))
+    }),
+    Key::new("overload_token_usage_threshold", USAGE, |c, v| {
+        put(&mut c.cache.overload_token_usage, number(v, |number| number > 0.0))
+    }),
+    Key::new("overlap_decay", NOT_NEGATIVE, |c, v| put(&mut c.cache.overlap_decay, number(v, |number| number >= 0.0))),
+    Key::new("selection_temperature", NOT_NEGATIVE, |c, v| {
+        put(&mut c.cache.selection_temperature, number(v, |number| number >= 0.0))
+    }),
+    Key::new("block_size", POSITIVE, |c, v| put(&mut c.cache.block_size, count(v, 1))),
+    Key::new("cache_index", "tree (hash is not available in this version)", |_, v| name(v, &["tree"])),
+    Key::inert("cache_boundaries", "an array of whole numbers above 0, strictly ascending", ascending),
+    Key::inert("cache_ttl_secs", POSITIVE, positive),
+    Key::inert("eviction_interval", WHOLE, any_count).or("eviction_interval_secs"),
+    // least_load
+    Key::new("least_load_kv_pressure_weight", "a number; below 0 is the default", |c, v| {
+        let (weight, default) = (number(v, |_| true)?, ScoreParams::default().kv_pressure_weight);
+        c.score.kv_pressure_weight = or_default(c, "least_load_kv_pressure_weight", weight, weight >= 0.0, default);
+        Some(())
+    }),
+    Key::new("least_load_default_throughput", "a number; 0 and below is the default", |c, v| {
+        let (rate, default) = (number(v, |_| true)?, ScoreParams::default().default_throughput);
+        c.score.default_throughput = or_default(c, "least_load_default_throughput", rate, rate > 0.0, default);
+        Some(())
+    }),
+    Key::new("least_load_mean_prefill_tokens", POSITIVE, |c, v| put(&mut c.score.mean_prefill_tokens, count(v, 1))),
+    Key::new("least_load_max_waiting_requests", WHOLE, |c, v| put(&mut c.score.max_waiting, count(v, 0))),
+    // Circuit breaker
+    Key::new("cb_failure_threshold", POSITIVE, |c, v| put(&mut c.breaker.failure_threshold, count(v, 1))),
+    Key::new("cb_success_threshold", POSITIVE, |c, v| put(&mut c.breaker.success_threshold, count(v, 1))),
+    Key::new("cb_timeout_duration_secs", POSITIVE, |c, v| put(&mut c.breaker.timeout_secs, count(v, 1))),
+    Key::inert("cb_window_duration_secs", POSITIVE, positive),
+    Key::new("disable_circuit_breaker", BOOLEAN, |c, v| {
+        put(&mut c.breaker.enabled, v.as_bool().map(|disable| !disable))
+    }),
+    // Retries are Envoy's: the route's retry policy has these settings.
+    Key::inert("disable_retries", BOOLEAN, boolean),
+    Key::inert("retry_initial_backoff_ms", WHOLE, any_count),
+    Key::inert("retry_max_backoff_ms", WHOLE, any_count),
+    Key::inert("retry_backoff_multiplier", FACTOR, factor),
+    Key::inert("retry_jitter_factor", SHARE, |v| number(v, share).map(drop)),
+    // Polling is the sidecar's.
+    Key::inert("load_monitor_interval", POSITIVE, positive),
+    Key::inert("disable_load_monitoring", BOOLEAN, boolean),
+    // Policies and features of later versions
+    Key::inert("power_of_two_load_metric", "expected_wait, requests or least_requests", |v| {
+        name(v, &["expected_wait", "requests", "least_requests"])
+    }),
+    Key::inert("prefix_token_count", POSITIVE, positive),
+    Key::inert("prefix_hash_load_factor", FACTOR, factor),
+    Key::inert("prefix_hash_balance_abs_threshold", WHOLE, any_count),
+    Key::inert("bucket_adjust_interval_secs", POSITIVE, positive),
+    Key::inert("assignment_mode", "random, min_load, min_group or delegate", |v| {
+        name(v, &["random", "min_load", "min_group", "delegate"])
+    }),
+    Key::inert("max_idle_secs", WHOLE, any_count).or("sticky_key_idle_secs"),
+    Key::inert("routing_key_override", BOOLEAN, boolean).or("sticky_sessions"),
+    Key::new("routing_key_headers", "an array of header names, at least one", |c, v| {
+        put(&mut c.routing_key_headers, headers(v))
+    }),
+    Key::inert("worker_overload_protection", BOOLEAN, boolean),
+    Key::inert("worker_overload_waiting_requests", POSITIVE, positive),
+    Key::inert("worker_overload_token_usage", "a number above 0, at most 1", |v| {
+        number(v, |number| number > 0.0 && number <= 1.0).map(drop)
+    }),
+    Key::inert("prefill_policy", "an SMG policy other than passthrough", |v| name(v, &LEG_POLICIES)),
+    Key::inert("decode_policy", "an SMG policy other than passthrough and bucket", |v| name(v, LEG_POLICIES.get(1..)?)),
+    Key::inert("encode_policy", "random, round_robin or consistent_hashing", |v| {
+        name(v, &["random", "round_robin", "consistent_hashing"])
+    }),
+    Key::inert("pd_pairing_mode", "off, lenient or strict", |v| name(v, &["off", "lenient", "strict"])),
+    Key::inert("pd_admission_wait_secs", WHOLE, any_count),
+];

@@ -1,0 +1,274 @@
+//! The plugin configuration: one JSON object, checked once, into types that cannot be wrong.
+//!
+//! Keys are SMG's flag names in snake_case. Whatever is unknown or out of range refuses the whole configuration,
+//! with a message that names the key, the value and what is allowed.
+
+mod error;
+mod keys;
+mod suggest;
+mod values;
+mod workers;
+
+#[cfg(test)]
+mod tests;
+
+use serde_json::{Map, Value};
+
+pub use error::ConfigError;
+pub use workers::{Leg, WorkerConfig};
+
+/// A checked configuration. [`Config::default`] is what an empty one means.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// What the listener with this configuration does.
+    pub role: Role,
+    /// Names a set of shared tables; at most 32 letters, digits, `-`, `_` and `.`. Equal names share state.
+    pub instance: String,
+    /// How a worker is chosen.
+    pub policy: PolicyName,
+    /// The settings of `cache_aware`.
+    pub cache: CacheAware,
+    /// The expected-wait score as the operator tunes it, for `least_load` only: `cache_aware` uses the defaults.
+    pub score: ScoreParams,
+    /// The circuit breaker of each worker.
+    pub breaker: Breaker,
+    /// The workers in pool order, their URLs all different.
+    pub workers: Vec<WorkerConfig>,
+    /// How often Envoy may try one request: 1 plus the route's `num_retries`. From 1 to 16.
+    pub max_attempts: u32,
+    /// The clusters whose requests are routed; `None` is all of them.
+    pub clusters: Option<Vec<String>>,
+    /// Whether the route's metadata is looked at as well.
+    pub route_metadata: bool,
+    /// A request header, in lower case, that names the model in place of the body.
+    pub model_header: Option<String>,
+    /// The headers, in lower case, that carry a routing key; the first valid one counts.
+    pub routing_key_headers: Vec<String>,
+    /// How much of a body is held before the request is routed on what has arrived, in bytes.
+    pub max_buffered_request_bytes: u64,
+    /// Slots for workers in the shared tables, a multiple of 64.
+    pub max_workers: u32,
+    /// Shared data for the prefix tree, in bytes.
+    pub max_tree_size: u64,
+    /// Log lines below this level are not written.
+    pub log_level: LogLevel,
+    /// The keys that were given and are valid and change nothing in this version.
+    pub without_effect: Vec<&'static str>,
+    /// The keys whose values make no sense and stand for the default, as in SMG.
+    pub replaced: Vec<&'static str>,
+}
+
+impl Config {
+    /// The configuration in `bytes`. None, or only white space, is all defaults and no worker.
+    ///
+    /// # Errors
+    /// When the bytes are not a JSON object, or anything in it is unknown, wrong or contradictory.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ConfigError> {
+        let mut config = Self::default();
+        if bytes.trim_ascii().is_empty() {
+            return Ok(config);
+        }
+        let value: Value = serde_json::from_slice(bytes).map_err(|error| ConfigError::Json(error.to_string()))?;
+        let Value::Object(members) = value else {
+            return Err(ConfigError::value("", &value, "one JSON object"));
+        };
+        keys::read(&members, &mut config)?;
+        config.check(&members)?;
+        Ok(config)
+    }
+
+    /// The rules that join several keys.
+    fn check(&self, members: &Map<String, Value>) -> Result<(), ConfigError> {
+        let given = |key: &str| members.get(key).and_then(values::whole);
+        if self.policy == PolicyName::CacheAware
+            && let Some(key) = ["eviction_interval", "eviction_interval_secs"].iter().find(|key| given(key) == Some(0))
+        {
+            return Err(ConfigError::value(key, &0.into(), "at least 1 second with the policy cache_aware"));
+        }
+        let longest = given("retry_max_backoff_ms").unwrap_or(30_000);
+        if let Some(first) = given("retry_initial_backoff_ms")
+            && first > longest
+        {
+            let allowed = format!("at most retry_max_backoff_ms, {longest}");
+            return Err(ConfigError::value("retry_initial_backoff_ms", &first.into(), &allowed));
+        }
+        if self.workers.len() > self.max_workers as usize {
+            return Err(ConfigError::TooManyWorkers { workers: self.workers.len(), max_workers: self.max_workers });
+        }
+        Ok(())
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            role: Role::Route,
+            instance: String::new(),
+            policy: PolicyName::CacheAware,
+            cache: CacheAware::default(),
+            score: ScoreParams::default(),
+            breaker: Breaker::default(),
+            workers: Vec::new(),
+            max_attempts: 5,
+            clusters: None,
+            route_metadata: false,
+            model_header: None,
+            routing_key_headers: vec!["x-smg-routing-key".to_owned()],
+            max_buffered_request_bytes: 1 << 20,
+            max_workers: 1024,
+            max_tree_size: 64 << 20,
+            log_level: LogLevel::Info,
+            without_effect: Vec::new(),
+            replaced: Vec::new(),
+        }
+    }
+}
+
+/// An enum whose values have names in the configuration.
+macro_rules! named {
+    ($(#[$doc:meta])* $type:ident { $($(#[$variant_doc:meta])* $variant:ident = $name:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum $type { $($(#[$variant_doc])* $variant,)+ }
+
+        impl $type {
+            /// Every value.
+            pub const ALL: &[Self] = &[$(Self::$variant),+];
+
+            /// The name in the configuration.
+            #[must_use]
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $name),+ }
+            }
+
+            /// The value of that name.
+            #[must_use]
+            pub fn from_name(name: &str) -> Option<Self> {
+                match name { $($name => Some(Self::$variant),)+ _ => None }
+            }
+        }
+
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+    };
+}
+use named;
+
+named! {
+    /// What a listener does with its requests.
+    Role {
+        /// Routes them.
+        Route = "route",
+        /// Takes load snapshots from the sidecar.
+        Ingest = "ingest",
+    }
+}
+
+named! {
+    /// The policies of this version.
+    PolicyName {
+        /// The longest known prefix, unless its holder is too busy.
+        CacheAware = "cache_aware",
+        /// The lowest expected wait.
+        LeastLoad = "least_load",
+        /// One after the other.
+        RoundRobin = "round_robin",
+        /// Any.
+        Random = "random",
+        /// The first one there is.
+        Passthrough = "passthrough",
+    }
+}
+
+named! {
+    /// How much is logged.
+    LogLevel {
+        /// Everything.
+        Trace = "trace",
+        /// Each decision.
+        Debug = "debug",
+        /// What an operator wants to know.
+        Info = "info",
+        /// What an operator should look at.
+        Warn = "warn",
+        /// What does not work.
+        Error = "error",
+    }
+}
+
+/// The settings of `cache_aware`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CacheAware {
+    /// A match counts if more than this share of the prompt is matched, 0 to 1.
+    pub threshold: f32,
+    /// A holder is hot if it has more than this many requests above the mean in flight ...
+    pub balance_abs: u64,
+    /// ... and more than this many times the mean. At least 1.
+    pub balance_rel: f64,
+    /// Affinity is off while the KV usage of any two workers is further apart; above 0, from 1 on never.
+    pub balance_token_usage: f64,
+    /// Affinity is off while the KV usage of any worker is higher; above 0, from 1 on never.
+    pub overload_token_usage: f64,
+    /// How fast a backlog devalues a match. 0 is not at all.
+    pub overlap_decay: f64,
+    /// How freely among unequal matches one is drawn. 0 takes the best.
+    pub selection_temperature: f64,
+    /// Token ids per page of the prefix tree.
+    pub block_size: u32,
+}
+
+impl Default for CacheAware {
+    fn default() -> Self {
+        Self {
+            threshold: 0.3,
+            balance_abs: 64,
+            balance_rel: 1.5,
+            balance_token_usage: 1.0,
+            overload_token_usage: 1.0,
+            overlap_decay: 0.0,
+            selection_temperature: 0.0,
+            block_size: 16,
+        }
+    }
+}
+
+/// The expected-wait score.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ScoreParams {
+    /// The weight of KV pressure, in seconds. Finite, at least 0.
+    pub kv_pressure_weight: f64,
+    /// Tokens assumed of a request whose number is not known. At least 1.
+    pub mean_prefill_tokens: u32,
+    /// Tokens per second assumed of a worker that reports none. Finite, above 0.
+    pub default_throughput: f64,
+    /// A worker with so many waiting requests is no candidate. 0 is no cap.
+    pub max_waiting: u32,
+}
+
+impl Default for ScoreParams {
+    fn default() -> Self {
+        Self { kv_pressure_weight: 0.15, mean_prefill_tokens: 1024, default_throughput: 2000.0, max_waiting: 0 }
+    }
+}
+
+/// The circuit breaker of each worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Breaker {
+    /// So many failures in a row open it. At least 1.
+    pub failure_threshold: u32,
+    /// So many successes in a row close a half-open one. At least 1.
+    pub success_threshold: u32,
+    /// An open one is tried again after so many seconds. At least 1.
+    pub timeout_secs: u32,
+    /// Whether it opens at all.
+    pub enabled: bool,
+}
+
+impl Default for Breaker {
+    fn default() -> Self {
+        Self { failure_threshold: 10, success_threshold: 3, timeout_secs: 60, enabled: true }
+    }
+}

@@ -1,0 +1,222 @@
+//! What a valid configuration means.
+
+use std::collections::BTreeMap;
+
+use super::super::{Config, Leg, LogLevel, PolicyName, Role, WorkerConfig};
+use super::parse;
+
+#[test]
+fn nothing_is_all_defaults() {
+    for text in ["", " \n", "{}"] {
+        assert_eq!(parse(text), Config::default(), "{text:?}");
+    }
+}
+
+#[test]
+fn the_defaults_are_smgs() {
+    let config = Config::default();
+    assert_eq!((config.role, config.instance.as_str()), (Role::Route, ""));
+    assert_eq!(config.policy, PolicyName::CacheAware);
+    let cache = config.cache;
+    assert_eq!((cache.threshold, cache.balance_abs, cache.balance_rel, cache.block_size), (0.3, 64, 1.5, 16));
+    assert_eq!((cache.balance_token_usage, cache.overload_token_usage), (1.0, 1.0));
+    assert_eq!((cache.overlap_decay, cache.selection_temperature), (0.0, 0.0));
+    let score = config.score;
+    assert_eq!((score.kv_pressure_weight, score.default_throughput), (0.15, 2000.0));
+    assert_eq!((score.mean_prefill_tokens, score.max_waiting), (1024, 0));
+    let breaker = config.breaker;
+    assert_eq!((breaker.failure_threshold, breaker.success_threshold, breaker.timeout_secs), (10, 3, 60));
+    assert!(breaker.enabled);
+    assert!(config.workers.is_empty() && config.clusters.is_none() && !config.route_metadata);
+    assert_eq!((config.max_attempts, config.model_header), (5, None));
+    assert_eq!(config.routing_key_headers, ["x-smg-routing-key"]);
+    assert_eq!((config.max_buffered_request_bytes, config.max_tree_size), (1_048_576, 67_108_864));
+    assert_eq!((config.max_workers, config.log_level), (1024, LogLevel::Info));
+    assert!(config.without_effect.is_empty() && config.replaced.is_empty());
+}
+
+#[test]
+fn every_key_with_an_effect_has_it() {
+    let config = parse(
+        r#"{"role":"ingest","instance":"east-1","policy":"least_load","max_attempts":3,"clusters":["a","b"],
+            "route_metadata":true,"model_header":"X-Gateway-Model-Name","max_workers":65,"max_tree_size":1,
+            "max_buffered_request_bytes":0,"log_level":"debug","cache_threshold":0,"balance_abs_threshold":0,
+            "balance_rel_threshold":1,"balance_token_usage_threshold":0.3,"overload_token_usage_threshold":0.95,
+            "overlap_decay":1.5,"selection_temperature":0.5,"block_size":32,"least_load_kv_pressure_weight":0,
+            "least_load_default_throughput":0.5,"least_load_mean_prefill_tokens":1,"least_load_max_waiting_requests":48,
+            "cb_failure_threshold":1,"cb_success_threshold":2,"cb_timeout_duration_secs":3,
+            "disable_circuit_breaker":true,"routing_key_headers":["X-A","x-b"],"cache_index":"tree"}"#,
+    );
+    let mut expected = Config {
+        role: Role::Ingest,
+        instance: "east-1".into(),
+        policy: PolicyName::LeastLoad,
+        max_attempts: 3,
+        clusters: Some(vec!["a".into(), "b".into()]),
+        route_metadata: true,
+        model_header: Some("x-gateway-model-name".into()),
+        max_workers: 128,
+        max_tree_size: 1,
+        max_buffered_request_bytes: 0,
+        log_level: LogLevel::Debug,
+        routing_key_headers: vec!["x-a".into(), "x-b".into()],
+        ..Config::default()
+    };
+    let cache = &mut expected.cache;
+    (cache.threshold, cache.balance_abs, cache.balance_rel, cache.block_size) = (0.0, 0, 1.0, 32);
+    (cache.balance_token_usage, cache.overload_token_usage) = (0.3, 0.95);
+    (cache.overlap_decay, cache.selection_temperature) = (1.5, 0.5);
+    let score = &mut expected.score;
+    (score.kv_pressure_weight, score.default_throughput) = (0.0, 0.5);
+    (score.mean_prefill_tokens, score.max_waiting) = (1, 48);
+    let breaker = &mut expected.breaker;
+    (breaker.failure_threshold, breaker.success_threshold, breaker.timeout_secs) = (1, 2, 3);
+    breaker.enabled = false;
+    assert_eq!(config, expected);
+}
+
+#[test]
+fn smgs_other_names_of_a_flag_mean_the_same() {
+    for (alias, name, value) in [
+        ("cache_match_threshold", "cache_threshold", "0.7"),
+        ("spill_abs_threshold", "balance_abs_threshold", "7"),
+        ("spill_rel_threshold", "balance_rel_threshold", "7"),
+        ("eviction_interval_secs", "eviction_interval", "7"),
+        ("sticky_key_idle_secs", "max_idle_secs", "7"),
+        ("sticky_sessions", "routing_key_override", "true"),
+        ("retry_max_retries", "max_attempts", "7"),
+        ("worker_urls", "workers", r#"["http://a"]"#),
+    ] {
+        let with = |key: &str| parse(&format!(r#"{{"{key}":{value}}}"#));
+        assert_eq!(with(alias), with(name), "{alias}");
+        assert_ne!(with(name), Config::default(), "{name}");
+    }
+}
+
+#[test]
+fn flags_without_effect_are_checked_and_listed() {
+    let flags = [
+        ("cache_boundaries", "[2048,8192]"),
+        ("cache_ttl_secs", "180"),
+        ("eviction_interval", "120"),
+        ("cb_window_duration_secs", "120"),
+        ("disable_retries", "false"),
+        ("retry_initial_backoff_ms", "50"),
+        ("retry_max_backoff_ms", "30000"),
+        ("retry_backoff_multiplier", "1.5"),
+        ("retry_jitter_factor", "0.2"),
+        ("load_monitor_interval", "10"),
+        ("disable_load_monitoring", "true"),
+        ("power_of_two_load_metric", "\"requests\""),
+        ("prefix_token_count", "256"),
+        ("prefix_hash_load_factor", "1.25"),
+        ("prefix_hash_balance_abs_threshold", "10"),
+        ("bucket_adjust_interval_secs", "5"),
+        ("assignment_mode", "\"min_group\""),
+        ("max_idle_secs", "0"),
+        ("routing_key_override", "true"),
+        ("worker_overload_protection", "true"),
+        ("worker_overload_waiting_requests", "1"),
+        ("worker_overload_token_usage", "1"),
+        ("prefill_policy", "\"bucket\""),
+        ("decode_policy", "\"power_of_two\""),
+        ("encode_policy", "\"random\""),
+        ("pd_pairing_mode", "\"strict\""),
+        ("pd_admission_wait_secs", "30"),
+    ];
+    for (name, value) in flags {
+        let expected = Config { without_effect: vec![name], ..Config::default() };
+        assert_eq!(parse(&format!(r#"{{"{name}":{value}}}"#)), expected);
+    }
+}
+
+#[test]
+fn weights_that_make_no_sense_stand_for_the_default() {
+    let config = parse(r#"{"least_load_kv_pressure_weight":-1,"least_load_default_throughput":0}"#);
+    assert_eq!((config.score.kv_pressure_weight, config.score.default_throughput), (0.15, 2000.0));
+    let mut replaced = config.replaced;
+    replaced.sort_unstable();
+    assert_eq!(replaced, ["least_load_default_throughput", "least_load_kv_pressure_weight"]);
+}
+
+#[test]
+fn whole_numbers_may_look_like_fractions() {
+    assert_eq!(parse(r#"{"block_size":32.0,"max_tree_size":1e6}"#).max_tree_size, 1_000_000);
+}
+
+#[test]
+fn the_eviction_interval_may_be_0_without_a_tree() {
+    assert_eq!(parse(r#"{"policy":"random","eviction_interval":0}"#).without_effect, ["eviction_interval"]);
+}
+
+#[test]
+fn a_worker_has_all_it_says() {
+    let worker = &parse(
+        r#"{"workers":[{"url":"http://engine-a:8000","address":"[2001:db8:0::1]:9000","models":["m","n","m"],"leg":"prefill",
+            "runtime":"SGLang","labels":{"zone":"a","policy":"least_load"},"bootstrap_port":8998}]}"#,
+    )
+    .workers[0];
+    let labels = [("zone", "a"), ("policy", "least_load")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let expected = WorkerConfig {
+        url: "http://engine-a:8000".into(),
+        address: Some("[2001:db8::1]:9000".into()),
+        models: vec!["m".into(), "n".into()],
+        leg: Leg::Prefill,
+        runtime: "sglang".into(),
+        labels: BTreeMap::from(labels),
+        bootstrap_port: Some(8998),
+    };
+    assert_eq!(*worker, expected);
+}
+
+#[test]
+fn a_url_alone_is_a_worker() {
+    let workers =
+        parse(r#"{"workers":["http://10.0.0.1:8000",{"url":"http://10.0.0.2:8000","bootstrap_port":null}]}"#).workers;
+    let expected = |url: &str, address: &str| WorkerConfig {
+        url: url.into(),
+        address: Some(address.into()),
+        models: vec![],
+        leg: Leg::Regular,
+        runtime: String::new(),
+        labels: BTreeMap::new(),
+        bootstrap_port: None,
+    };
+    assert_eq!(
+        workers,
+        [expected("http://10.0.0.1:8000", "10.0.0.1:8000"), expected("http://10.0.0.2:8000", "10.0.0.2:8000")]
+    );
+}
+
+#[test]
+fn an_ip_in_the_url_is_the_address() {
+    for (url, expected) in [
+        ("http://10.0.0.1:8000", Some("10.0.0.1:8000")),
+        ("http://10.0.0.1", Some("10.0.0.1:80")),
+        ("https://10.0.0.1/", Some("10.0.0.1:443")),
+        ("http://[::1]:8000", Some("[::1]:8000")),
+        ("https://[2001:DB8:0:0::1]", Some("[2001:db8::1]:443")),
+        ("http://engine-0.engines.svc.cluster.local:8000/", None),
+        ("http://localhost", None),
+    ] {
+        let worker = &parse(&format!(r#"{{"workers":["{url}"]}}"#)).workers[0];
+        assert_eq!((worker.url.as_str(), worker.address.as_deref()), (url, expected));
+    }
+}
+
+#[test]
+fn models_have_four_names() {
+    for models in [r#""models":["m"]"#, r#""model_ids":["m"]"#, r#""model":"m""#, r#""model_id":"m""#] {
+        assert_eq!(parse(&format!(r#"{{"workers":[{{"url":"http://a",{models}}}]}}"#)).workers[0].models, ["m"]);
+    }
+}
+
+#[test]
+fn names_are_read_as_they_are_written() {
+    for &policy in PolicyName::ALL {
+        assert_eq!(parse(&format!(r#"{{"policy":"{policy}"}}"#)).policy, policy);
+    }
+    for &leg in Leg::ALL {
+        assert_eq!(Leg::from_name(leg.as_str()), Some(leg));
+    }
+}

@@ -1,0 +1,303 @@
+//! One HTTP exchange, from the request's head to the end of its stream.
+//!
+//! The caller hands in events and carries the returned steps out; nothing here touches a host.
+//! A request is counted in flight when it is placed and once less when its stream ends, whatever ended it.
+
+use crate::answer::{self, Answer};
+use crate::balancer::{Answered, Balancer, Context, Pending, Prompt, Ticket};
+use crate::breaker::Outcome;
+use crate::request::{Endpoint, Facts, Parsed, endpoint};
+
+/// Names the host (or hosts, in order) that Envoy shall use.
+pub const DESTINATION_HEADER: &str = "x-gateway-destination-endpoint";
+
+/// Tells the client which worker answered.
+pub const WORKER_ID_HEADER: &str = "x-smg-routed-worker-id";
+
+/// Carries the code of a gateway's own error.
+pub const ERROR_CODE_HEADER: &str = "x-smg-error-code";
+
+/// A client's own token ids of the prompt.
+pub const TOKENS_HEADER: &str = "x-smg-routing-tokens";
+
+/// What an exchange may ask of its host. Everything is bytes: clients send what they like.
+pub trait Http {
+    /// A header of the request, while it is held or in its first callback.
+    fn request_header(&mut self, name: &str) -> Option<Vec<u8>>;
+
+    /// A header of the response.
+    fn response_header(&mut self, name: &str) -> Option<Vec<u8>>;
+
+    /// A property by its path.
+    fn property(&mut self, path: &[&str]) -> Option<Vec<u8>>;
+
+    /// The first `size` bytes of the body held so far.
+    fn body(&mut self, size: usize) -> Vec<u8>;
+}
+
+/// What one event is handled with.
+pub struct Scene<'a, 'b> {
+    /// Store, clock, randomness, metrics, log.
+    pub context: &'a mut Context<'b>,
+    /// The host.
+    pub http: &'a mut dyn Http,
+    /// The configuration the exchange runs under.
+    pub balancer: &'a mut Balancer,
+    /// Room for the request's facts.
+    pub facts: &'a mut Facts,
+    /// Changes that have lost every race.
+    pub pending: &'a mut Vec<Pending>,
+}
+
+/// What to do with a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Let it go on as it is.
+    Continue,
+    /// Let it go on, without any destination of its own: the cluster's fallback policy chooses.
+    Pass,
+    /// Hold it.
+    Pause,
+    /// Let it go on, to these hosts.
+    Route(Route),
+    /// Answer it.
+    Reply(Answer),
+}
+
+/// Where a request goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Route {
+    /// The value of [`DESTINATION_HEADER`].
+    pub destination: String,
+    /// Whether [`TOKENS_HEADER`] was read and must be removed.
+    pub consumes_tokens: bool,
+}
+
+/// What to do with a response's head.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ResponseStep {
+    /// Remove [`ERROR_CODE_HEADER`]: only the gateway may speak with it.
+    pub strip_error_code: bool,
+    /// What to do with [`WORKER_ID_HEADER`].
+    pub worker_id: WorkerId,
+}
+
+/// See [`ResponseStep::worker_id`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum WorkerId {
+    /// Leave the header alone.
+    #[default]
+    Keep,
+    /// Name this worker.
+    Set(String),
+    /// Remove what an engine may have put there: nobody we know has answered.
+    Remove,
+}
+
+/// The state of one exchange.
+#[derive(Debug, Default)]
+pub struct Exchange {
+    phase: Phase,
+    endpoint: Endpoint,
+    /// The token hint, kept aside until the request is placed.
+    tokens: Option<Vec<u8>>,
+    /// The model that the configured header names; it wins over the body's.
+    model: Option<String>,
+    ticket: Option<Ticket>,
+    /// The body is looked at again when so many bytes are held.
+    look_at: usize,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Phase {
+    /// Nothing to do, or nothing more.
+    #[default]
+    Done,
+    /// Held until its body tells enough.
+    Holding,
+}
+
+impl Exchange {
+    /// The request's head. `ends` says that no body follows.
+    pub fn on_request_headers(&mut self, scene: &mut Scene<'_, '_>, ends: bool) -> Step {
+        if !is_ours(scene) {
+            return Step::Pass;
+        }
+        let method = scene.http.request_header(":method").unwrap_or_default();
+        let path = scene.http.request_header(":path").unwrap_or_default();
+        self.endpoint = endpoint(&method, &path);
+        if self.endpoint == Endpoint::Models && !scene.balancer.fleet().models().is_empty() {
+            return Step::Reply(answer::models(&scene.balancer.fleet().models()));
+        }
+        // An upgrade delivers no body: held, it would hang.
+        if !self.endpoint.has_prompt() || scene.http.request_header("upgrade").is_some() {
+            self.endpoint = Endpoint::Other;
+            return self.place(scene);
+        }
+        if scene.balancer.needs_prompt() {
+            self.tokens = scene.http.request_header(TOKENS_HEADER);
+        }
+        if let Some(name) = scene.balancer.config().model_header.clone() {
+            self.model = scene.http.request_header(&name).and_then(|raw| String::from_utf8(raw).ok());
+        }
+        scene.facts.clear();
+        let hinted = self.tokens.as_ref().is_some_and(|header| scene.facts.hint(header));
+        let needs_model = self.model.is_none() && scene.balancer.fleet().needs_model();
+        let can_decide = !needs_model && (hinted || !scene.balancer.needs_prompt());
+        if ends || can_decide {
+            return self.place(scene);
+        }
+        self.phase = Phase::Holding;
+        self.look_at = usize::try_from(scene.balancer.config().max_buffered_request_bytes).unwrap_or(usize::MAX).max(1);
+        Step::Pause
+    }
+
+    /// A part of the request's body; `held` bytes of it are at hand. `ends` says that it is the last one.
+    pub fn on_request_body(&mut self, scene: &mut Scene<'_, '_>, held: usize, ends: bool) -> Step {
+        if self.phase != Phase::Holding {
+            return Step::Continue;
+        }
+        if !ends && held < self.look_at {
+            return Step::Pause;
+        }
+        self.read(scene, held, ends);
+        let unknown_model = scene.facts.end == Parsed::Cut && scene.facts.model.is_empty();
+        if !ends && unknown_model && self.model.is_none() && scene.balancer.fleet().needs_model() {
+            // The model may stand behind the messages. Looking again at twice the size bounds the work.
+            self.look_at = held.saturating_mul(2);
+            return Step::Pause;
+        }
+        self.place(scene)
+    }
+
+    /// The request's trailers: with HTTP/2 they, not the body, may be its end.
+    pub fn on_request_trailers(&mut self, scene: &mut Scene<'_, '_>) -> Step {
+        if self.phase != Phase::Holding {
+            return Step::Continue;
+        }
+        self.read(scene, usize::MAX, true);
+        self.place(scene)
+    }
+
+    /// The response's head, from an engine or from Envoy itself.
+    pub fn on_response_headers(&mut self, scene: &mut Scene<'_, '_>) -> ResponseStep {
+        self.phase = Phase::Done;
+        let Some(ticket) = &mut self.ticket else { return ResponseStep::default() };
+        let attempts = scene.http.property(&["upstream", "request_attempt_count"]);
+        let attempts = attempts.and_then(|raw| raw.first_chunk::<8>().map(|raw| u64::from_le_bytes(*raw)));
+        let address = scene.http.property(&["upstream", "address"]).and_then(|raw| String::from_utf8(raw).ok());
+        let status = scene.http.response_header(":status").and_then(|raw| parse_status(&raw)).unwrap_or(0);
+        let (outcome, from_upstream) = judge(scene.http, status);
+        let answered = Answered { attempts, address: address.as_deref(), status, outcome };
+        let worker = scene.balancer.answered(scene.context, ticket, answered, scene.pending);
+        let worker = worker.filter(|_| from_upstream).and_then(|worker| ticket.fleet().worker(worker));
+        ResponseStep {
+            strip_error_code: from_upstream,
+            worker_id: worker.map_or(WorkerId::Remove, |worker| WorkerId::Set(worker.url.clone())),
+        }
+    }
+
+    /// The stream is over, for whatever reason.
+    pub fn on_done(&mut self, scene: &mut Scene<'_, '_>) {
+        self.phase = Phase::Done;
+        if let Some(ticket) = &mut self.ticket {
+            scene.balancer.ended(scene.context, ticket, scene.pending);
+        }
+    }
+
+    /// Whether the request is held until its body tells enough.
+    #[must_use]
+    pub fn is_holding(&self) -> bool {
+        self.phase == Phase::Holding
+    }
+
+    /// Whether the end of the stream has anything to do.
+    #[must_use]
+    pub fn is_counted(&self) -> bool {
+        self.ticket.as_ref().is_some_and(|ticket| ticket.counted().is_some())
+    }
+
+    /// Whether the response's head has anything to do.
+    #[must_use]
+    pub fn is_placed(&self) -> bool {
+        self.ticket.is_some()
+    }
+
+    fn read(&self, scene: &mut Scene<'_, '_>, held: usize, complete: bool) {
+        scene.facts.clear();
+        if let Some(header) = &self.tokens {
+            scene.facts.hint(header);
+        }
+        let body = scene.http.body(held);
+        scene.facts.read_body(self.endpoint, &body, complete);
+    }
+
+    fn place(&mut self, scene: &mut Scene<'_, '_>) -> Step {
+        self.phase = Phase::Done;
+        let any_worker = !self.endpoint.has_prompt();
+        let facts = &*scene.facts;
+        let prompt = if any_worker {
+            Prompt { any_worker, ..Prompt::default() }
+        } else {
+            Prompt {
+                model: self.model.as_deref().unwrap_or(&facts.model),
+                text: &facts.text,
+                text_bytes: facts.text_bytes,
+                tokens: &facts.tokens,
+                token_count: facts.token_count,
+                namespace: facts.namespace,
+                any_worker,
+            }
+        };
+        match scene.balancer.place(scene.context, prompt, scene.pending) {
+            Ok(ticket) => {
+                let destination = ticket.destination();
+                self.ticket = Some(ticket);
+                Step::Route(Route { destination, consumes_tokens: self.tokens.take().is_some() })
+            }
+            // What is no inference request is none of our business to refuse.
+            Err(_) if any_worker => Step::Pass,
+            Err(refusal) => Step::Reply(refusal.answer()),
+        }
+    }
+}
+
+/// Whether the request's route leads to a cluster that this configuration balances.
+fn is_ours(scene: &mut Scene<'_, '_>) -> bool {
+    let config = scene.balancer.config();
+    let Some(clusters) = &config.clusters else { return true };
+    let cluster = scene.http.property(&["xds", "cluster_name"]).unwrap_or_default();
+    if clusters.iter().any(|name| name.as_bytes() == cluster) {
+        return true;
+    }
+    let enabled = ["xds", "route_metadata", "filter_metadata", "smg", "enabled"];
+    config.route_metadata && scene.http.property(&enabled).is_some_and(|raw| raw.first() == Some(&1))
+}
+
+/// What a status says of the worker that Envoy names as the last one tried, and whether that worker gave it.
+/// Envoy's own answers are told apart by their details; those are read only where it matters.
+fn judge(http: &mut dyn Http, status: u16) -> (Option<Outcome>, bool) {
+    let outcome = Outcome::of_status(status);
+    if outcome == Outcome::Success && status != 0 && status != 413 {
+        return (Some(outcome), true);
+    }
+    let details = http.property(&["response", "code_details"]).unwrap_or_default();
+    match details.as_slice() {
+        b"via_upstream" | b"" => (Some(outcome), true),
+        details if WORKERS_FAULT.iter().any(|prefix| details.starts_with(prefix)) => (Some(Outcome::Failure), false),
+        _ => (None, false),
+    }
+}
+
+/// Details of Envoy's own answers that tell of a worker that was not reached, broke off or took too long.
+const WORKERS_FAULT: &[&[u8]] = &[
+    b"upstream_reset_before_response_started",
+    b"upstream_response_timeout",
+    b"upstream_per_try_timeout",
+    b"upstream_per_try_idle_timeout",
+    b"response_timeout",
+];
+
+fn parse_status(raw: &[u8]) -> Option<u16> {
+    std::str::from_utf8(raw).ok()?.parse().ok()
+}

@@ -1,0 +1,138 @@
+//! `cache_aware`: the worker that already holds the prompt's prefix, unless it is overloaded.
+//!
+//! Optimises KV-cache hits, hence prefill time. Reads the prefix tree, load reports and in-flight counts.
+//! The wrong choice when prompts share nothing (`least_load` is cheaper then). Source: SMG's load-balancing page.
+
+use rand::RngCore;
+
+use super::score::{credit, expected_wait, lowest};
+use super::{Branch, Candidate, Needs, Pick, Policy, View};
+use crate::config;
+use crate::config::ScoreParams;
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub(super) struct CacheAware {
+    /// A match must be longer than this share of the prompt.
+    threshold: f32,
+    balance_abs: f64,
+    balance_rel: f64,
+    /// SMG lets operators tune the score of `least_load` only.
+    params: ScoreParams,
+}
+
+impl CacheAware {
+    pub(super) fn new(config: &config::CacheAware) -> Self {
+        #[expect(clippy::cast_precision_loss, reason = "a bound on requests in flight")]
+        let balance_abs = config.balance_abs as f64;
+        Self {
+            threshold: config.threshold,
+            balance_abs,
+            balance_rel: config.balance_rel,
+            params: ScoreParams::default(),
+        }
+    }
+
+    /// Hot workers get no more requests for their cache's sake.
+    fn is_hot(&self, candidate: &Candidate, mean: f64) -> bool {
+        let in_flight = f64::from(candidate.in_flight);
+        in_flight > mean * self.balance_rel && in_flight > mean + self.balance_abs
+    }
+
+    fn set(candidates: &[Candidate], keep: impl Fn(&Candidate) -> bool) -> Vec<usize> {
+        candidates.iter().enumerate().filter(|(_, candidate)| keep(candidate)).map(|(index, _)| index).collect()
+    }
+}
+
+impl Policy for CacheAware {
+    fn needs(&self) -> Needs {
+        Needs { prefix: true, score: true, ..Needs::default() }
+    }
+
+    fn pick(&self, view: &View<'_>, rng: &mut dyn RngCore) -> Option<Pick> {
+        let candidates = view.candidates;
+        #[expect(clippy::cast_precision_loss, reason = "the number of workers is small")]
+        let mean = candidates.iter().map(|candidate| f64::from(candidate.in_flight)).sum::<f64>()
+            / candidates.len().max(1) as f64;
+        let holds = |candidate: &Candidate| view.prefix.holders.contains(&candidate.id);
+        let enough = view.prefix.ratio() > self.threshold;
+        let mut set = if enough {
+            Self::set(candidates, |candidate| holds(candidate) && !self.is_hot(candidate, mean))
+        } else {
+            Vec::new()
+        };
+        if set.is_empty() && enough && candidates.iter().any(holds) {
+            // Every available holder is hot: spill to whoever is not.
+            set = Self::set(candidates, |candidate| !self.is_hot(candidate, mean));
+        }
+        if set.is_empty() {
+            set = Self::set(candidates, |_| true);
+        }
+        let mut scores = Vec::with_capacity(set.len());
+        expected_wait(&self.params, candidates, &set, &mut scores);
+        let (index, score) = lowest(&set, &scores, rng)?;
+        let branch = match (enough, candidates.get(index).is_some_and(holds)) {
+            (false, _) => Branch::ExpectedWaitFallback,
+            (true, true) => Branch::TreeMatch,
+            (true, false) => Branch::Spill,
+        };
+        let credit = Some(credit(&self.params, view.token_ids));
+        Some(Pick { index, credit, score: Some(score), branch: Some(branch) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::testing::{candidate, view};
+    use crate::prefix::Match;
+    use rand::SeedableRng;
+
+    /// The set of workers that can win, and the branch, with holders `holders` of `matched` of 100 units.
+    #[track_caller]
+    fn check(in_flight: &[u32], holders: &[u16], matched: u64, winners: &[usize], branch: Branch) {
+        let candidates: Vec<Candidate> = (0..).zip(in_flight).map(|(number, load)| candidate(number, *load)).collect();
+        let holders = holders.iter().map(|slot| candidate(*slot, 0).id).collect();
+        let prefix = Match { matched, total: 100, holders };
+        let policy = CacheAware::new(&config::CacheAware::default());
+        let mut rng = rand::rngs::SmallRng::seed_from_u64(3);
+        let mut seen = std::collections::BTreeSet::new();
+        for _ in 0..100 {
+            let pick = policy.pick(&view(&candidates, &prefix), &mut rng).unwrap();
+            assert_eq!(pick.branch, Some(branch), "{in_flight:?}");
+            seen.insert(pick.index);
+        }
+        assert_eq!(seen.into_iter().collect::<Vec<_>>(), winners, "{in_flight:?}");
+    }
+
+    #[test]
+    fn a_match_must_exceed_the_threshold() {
+        check(&[0, 0, 0], &[1], 55, &[1], Branch::TreeMatch);
+        check(&[0, 0, 0], &[1], 40, &[1], Branch::TreeMatch);
+        check(&[0, 0, 0], &[1], 30, &[0, 1, 2], Branch::ExpectedWaitFallback);
+        check(&[0, 0, 0], &[1], 21, &[0, 1, 2], Branch::ExpectedWaitFallback);
+        check(&[0, 0], &[], 0, &[0, 1], Branch::ExpectedWaitFallback);
+    }
+
+    #[test]
+    fn without_an_available_holder_all_take_part() {
+        check(&[0, 0], &[7], 55, &[0, 1], Branch::Spill);
+    }
+
+    #[test]
+    fn holders_tie_by_expected_wait() {
+        check(&[1, 0, 0], &[0, 1], 40, &[1], Branch::TreeMatch);
+        check(&[0, 0, 0], &[0, 1], 40, &[0, 1], Branch::TreeMatch);
+    }
+
+    #[test]
+    fn hot_holders_spill() {
+        check(&[130, 10, 10], &[0], 90, &[1, 2], Branch::Spill);
+        check(&[110, 10, 10], &[0], 90, &[1, 2], Branch::Spill);
+        check(&[129, 0], &[0], 90, &[1], Branch::Spill);
+        check(&[128, 0], &[0], 90, &[0], Branch::TreeMatch);
+        check(&[400, 250, 250], &[0], 90, &[0], Branch::TreeMatch);
+        check(&[500], &[0], 90, &[0], Branch::TreeMatch);
+        check(&[130, 10, 10], &[0, 1], 90, &[1], Branch::TreeMatch);
+    }
+}

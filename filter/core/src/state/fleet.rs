@@ -1,0 +1,328 @@
+//! The fleet table: which worker owns which slot, and addresses that only a sidecar can know.
+//!
+//! Configurations put nothing into it but the hashes of their workers' URLs (several configurations may share it, and
+//! a rejected one runs too). A worker that no configuration has named for a while loses its slot; the slot's next owner
+//! has another generation, so nothing that was remembered of the old one is taken for the new one's.
+
+use std::collections::HashMap;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::bytes::{read_u16, read_u32, read_u64, write};
+use super::load::SlotId;
+use super::names::Name;
+use crate::store::{Store, StoreError, Write};
+
+const HEADER_BYTES: usize = 16;
+const SLOT_BYTES: usize = 16;
+const TRIES: usize = 16;
+
+/// Longer addresses do not exist: a bracketed IPv6 address with scope and port has 60 bytes.
+const MAX_ADDRESS_BYTES: usize = 80;
+
+/// A slot that nobody has named for this long is given up, in seconds.
+pub const FORGOTTEN_AFTER_SECS: u32 = 60;
+
+/// The hash that stands for a worker's URL.
+#[must_use]
+pub fn url_hash(url: &str) -> u64 {
+    xxh3_64(url.as_bytes()).max(1)
+}
+
+/// The table's place in the shared store.
+#[derive(Debug, Clone)]
+pub struct FleetTable {
+    key: String,
+    capacity: u16,
+}
+
+/// A copy of the table.
+#[derive(Debug, Clone, Default)]
+pub struct FleetState {
+    slots: Vec<Owner>,
+    addresses: Vec<(u64, String)>,
+    version: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Owner {
+    url: u64,
+    seen_secs: u32,
+    generation: u16,
+}
+
+impl FleetState {
+    fn decode(bytes: &[u8], capacity: u16) -> Self {
+        let mut slots = vec![Owner::default(); usize::from(capacity)];
+        for (number, slot) in slots.iter_mut().enumerate() {
+            let at = HEADER_BYTES + number * SLOT_BYTES;
+            *slot = Owner {
+                url: read_u64(bytes, at),
+                seen_secs: read_u32(bytes, at + 8),
+                generation: read_u16(bytes, at + 12),
+            };
+        }
+        let mut addresses = Vec::new();
+        let mut at = HEADER_BYTES + usize::from(capacity) * SLOT_BYTES;
+        while let Some(&length) = bytes.get(at + 8) {
+            let text = bytes.get(at + 9..at + 9 + usize::from(length)).and_then(|raw| std::str::from_utf8(raw).ok());
+            let Some(text) = text else { break };
+            addresses.push((read_u64(bytes, at), text.to_owned()));
+            at += 9 + usize::from(length);
+        }
+        Self { slots, addresses, version: None }
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![0; HEADER_BYTES + self.slots.len() * SLOT_BYTES];
+        for (number, slot) in self.slots.iter().enumerate() {
+            let at = HEADER_BYTES + number * SLOT_BYTES;
+            write(&mut bytes, at, slot.url.to_le_bytes());
+            write(&mut bytes, at + 8, slot.seen_secs.to_le_bytes());
+            write(&mut bytes, at + 12, slot.generation.to_le_bytes());
+        }
+        for (url, address) in &self.addresses {
+            let Ok(length) = u8::try_from(address.len()) else { continue };
+            bytes.extend_from_slice(&url.to_le_bytes());
+            bytes.push(length);
+            bytes.extend_from_slice(address.as_bytes());
+        }
+        bytes
+    }
+
+    /// The version of the bytes it was read from, if it was read.
+    #[must_use]
+    pub fn version(&self) -> Option<u32> {
+        self.version
+    }
+
+    /// Where each URL hash stands.
+    #[must_use]
+    pub fn slots(&self) -> HashMap<u64, SlotId> {
+        let owned = self.slots.iter().enumerate().filter(|(_, owner)| owner.url != 0);
+        owned
+            .filter_map(|(slot, owner)| {
+                Some((owner.url, SlotId { slot: u16::try_from(slot).ok()?, generation: owner.generation }))
+            })
+            .collect()
+    }
+
+    /// The address that a sidecar has found for a URL.
+    #[must_use]
+    pub fn address(&self, url: u64) -> Option<&str> {
+        self.addresses.iter().find(|(known, _)| *known == url).map(|(_, address)| address.as_str())
+    }
+
+    /// Slots whose owner was last named before `now_secs - FORGOTTEN_AFTER_SECS`.
+    #[must_use]
+    pub fn forgotten(&self, now_secs: u32) -> Vec<SlotId> {
+        let old = |owner: &Owner| owner.url != 0 && owner.seen_secs.saturating_add(FORGOTTEN_AFTER_SECS) < now_secs;
+        let forgotten = self.slots.iter().enumerate().filter(|(_, owner)| old(owner));
+        forgotten
+            .filter_map(|(slot, owner)| Some(SlotId { slot: u16::try_from(slot).ok()?, generation: owner.generation }))
+            .collect()
+    }
+
+    /// Gives every URL of `urls` a slot; true if the table has changed. A full table leaves the rest without.
+    fn intern(&mut self, urls: &[u64], now_secs: u32) -> bool {
+        let known = self.slots();
+        let mut changed = false;
+        let mut free = 0;
+        for &url in urls {
+            if known.contains_key(&url) || self.slots.iter().take(free).any(|owner| owner.url == url) {
+                continue;
+            }
+            while self.slots.get(free).is_some_and(|owner| owner.url != 0) {
+                free += 1;
+            }
+            let Some(owner) = self.slots.get_mut(free) else { break };
+            *owner = Owner { url, seen_secs: now_secs, ..*owner };
+            free += 1;
+            changed = true;
+        }
+        changed
+    }
+
+    /// Notes that `urls` are still in use; true if a stamp has moved by enough to matter.
+    fn refresh(&mut self, urls: &[u64], now_secs: u32) -> bool {
+        let slots = self.slots();
+        let mut changed = false;
+        for id in urls.iter().filter_map(|url| slots.get(url)) {
+            if let Some(owner) = self.slots.get_mut(usize::from(id.slot))
+                && owner.seen_secs.saturating_add(FORGOTTEN_AFTER_SECS / 4) < now_secs
+            {
+                owner.seen_secs = now_secs;
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    fn set_addresses(&mut self, addresses: &[(u64, String)]) -> bool {
+        let mut changed = false;
+        for (url, address) in addresses.iter().filter(|(_, address)| address.len() <= MAX_ADDRESS_BYTES) {
+            // Addresses are kept for owners of slots only: that bounds them.
+            if !self.slots.iter().any(|owner| owner.url == *url) {
+                continue;
+            }
+            match self.addresses.iter_mut().find(|(known, _)| known == url) {
+                Some((_, old)) if old == address => continue,
+                Some((_, old)) => old.clone_from(address),
+                None => self.addresses.push((*url, address.clone())),
+            }
+            changed = true;
+        }
+        changed
+    }
+
+    fn free(&mut self, id: SlotId) -> bool {
+        let Some(owner) = self.slots.get_mut(usize::from(id.slot)) else { return false };
+        if owner.url == 0 || owner.generation != id.generation {
+            return false;
+        }
+        let url = owner.url;
+        *owner = Owner { generation: id.generation.wrapping_add(1), ..Owner::default() };
+        self.addresses.retain(|(known, _)| *known != url);
+        true
+    }
+}
+
+impl FleetTable {
+    /// The table of `instance` with `capacity` slots.
+    #[must_use]
+    pub fn new(instance: &str, capacity: u16) -> Self {
+        Self { key: Name::new('f', instance, u64::from(capacity)).part(0), capacity }
+    }
+
+    /// Its key, for creation.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Reads the table.
+    ///
+    /// # Errors
+    /// When the store cannot answer.
+    pub fn read(&self, store: &mut dyn Store) -> Result<FleetState, StoreError> {
+        let stored = store.get(&self.key)?;
+        let bytes = stored.as_ref().map_or(&[][..], |stored| &stored.value);
+        Ok(FleetState {
+            version: stored.as_ref().map(|stored| stored.version),
+            ..FleetState::decode(bytes, self.capacity)
+        })
+    }
+
+    /// Gives every URL a slot where it has none, and returns the table.
+    ///
+    /// # Errors
+    /// When the store cannot answer.
+    pub fn intern(&self, store: &mut dyn Store, urls: &[u64], now_secs: u32) -> Result<FleetState, StoreError> {
+        self.change(store, |state| state.intern(urls, now_secs)).map(|(state, _)| state)
+    }
+
+    /// Notes that `urls` are in use. Returns the table and whether it was written.
+    ///
+    /// # Errors
+    /// When the store cannot answer.
+    pub fn refresh(&self, store: &mut dyn Store, urls: &[u64], now_secs: u32) -> Result<FleetState, StoreError> {
+        self.change(store, |state| state.intern(urls, now_secs) | state.refresh(urls, now_secs)).map(|(state, _)| state)
+    }
+
+    /// Takes addresses from a sidecar; true if one is new.
+    ///
+    /// # Errors
+    /// When the store cannot answer.
+    pub fn set_addresses(&self, store: &mut dyn Store, addresses: &[(u64, String)]) -> Result<bool, StoreError> {
+        self.change(store, |state| state.set_addresses(addresses)).map(|(_, changed)| changed)
+    }
+
+    /// Takes a slot from its owner; true if it was `id`'s.
+    ///
+    /// # Errors
+    /// When the store cannot answer.
+    pub fn free(&self, store: &mut dyn Store, id: SlotId) -> Result<bool, StoreError> {
+        self.change(store, |state| state.free(id)).map(|(_, changed)| changed)
+    }
+
+    fn change(
+        &self,
+        store: &mut dyn Store,
+        mut apply: impl FnMut(&mut FleetState) -> bool,
+    ) -> Result<(FleetState, bool), StoreError> {
+        let mut state = FleetState::default();
+        for _ in 0..TRIES {
+            let stored = store.get(&self.key)?;
+            let version = stored.as_ref().map(|stored| stored.version);
+            let bytes = stored.map(|stored| stored.value).unwrap_or_default();
+            state = FleetState::decode(&bytes, self.capacity);
+            if !apply(&mut state) {
+                return Ok((state, false));
+            }
+            if store.set(&self.key, &state.encode(), version)? == Write::Done {
+                return Ok((state, true));
+            }
+        }
+        // Lost every race: what was read last, without our change. The next tick tries again.
+        Ok((state, false))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::MemoryStore;
+
+    #[test]
+    fn a_url_keeps_its_slot() {
+        let (table, mut store) = (FleetTable::new("", 64), MemoryStore::default());
+        let first = table.intern(&mut store, &[5, 6, 7], 0).unwrap().slots();
+        let second = table.intern(&mut store, &[9, 7, 6, 5], 0).unwrap().slots();
+        assert!([5, 6, 7].iter().all(|url| first[url] == second[url]));
+        let distinct: std::collections::HashSet<_> = second.values().map(|id| id.slot).collect();
+        assert_eq!(distinct.len(), 4);
+    }
+
+    #[test]
+    fn a_full_table_gives_no_slot_and_loses_none() {
+        let (table, mut store) = (FleetTable::new("", 64), MemoryStore::default());
+        let urls: Vec<u64> = (1..=70).collect();
+        let slots = table.intern(&mut store, &urls, 0).unwrap().slots();
+        assert_eq!(slots.len(), 64);
+        assert!(slots.contains_key(&64) && !slots.contains_key(&65));
+    }
+
+    #[test]
+    fn a_slot_that_is_given_up_comes_back_with_another_generation() {
+        let (table, mut store) = (FleetTable::new("", 64), MemoryStore::default());
+        let old = table.intern(&mut store, &[5], 0).unwrap().slots()[&5];
+        let state = table.refresh(&mut store, &[], 61).unwrap();
+        assert_eq!(state.forgotten(61), [old]);
+        assert!(table.free(&mut store, old).unwrap());
+        assert!(!table.free(&mut store, old).unwrap());
+        let new = table.intern(&mut store, &[6], 61).unwrap().slots()[&6];
+        assert_eq!((new.slot, new.generation), (old.slot, old.generation + 1));
+    }
+
+    #[test]
+    fn a_worker_in_use_is_not_forgotten() {
+        let (table, mut store) = (FleetTable::new("", 64), MemoryStore::default());
+        table.intern(&mut store, &[5], 0).unwrap();
+        for now in 0..1000 {
+            assert!(table.refresh(&mut store, &[5], now).unwrap().forgotten(now).is_empty());
+        }
+    }
+
+    #[test]
+    fn addresses_are_kept_until_the_slot_is_given_up() {
+        let (table, mut store) = (FleetTable::new("", 64), MemoryStore::default());
+        let id = table.intern(&mut store, &[5], 0).unwrap().slots()[&5];
+        let address = (5, "[::1]:80".to_owned());
+        assert!(table.set_addresses(&mut store, std::slice::from_ref(&address)).unwrap());
+        assert!(!table.set_addresses(&mut store, &[address]).unwrap());
+        assert!(!table.set_addresses(&mut store, &[(6, "x".repeat(300))]).unwrap());
+        assert_eq!(table.read(&mut store).unwrap().address(5), Some("[::1]:80"));
+        table.free(&mut store, id).unwrap();
+        assert_eq!(table.read(&mut store).unwrap().address(5), None);
+    }
+}

@@ -1,0 +1,12 @@
+//! Bounded state over the shared store.
+
+mod bytes;
+pub mod census;
+pub mod fleet;
+pub mod load;
+pub mod meta;
+pub mod names;
+pub mod page;
+pub mod report;
+pub mod tree;
+pub mod turns;

@@ -1,0 +1,279 @@
+//! The host: every call into Envoy, and nothing else. Each returns what the host answered; none can panic.
+//!
+//! The imports are declared here because the SDK's own wrappers panic on statuses that Envoy does return, and a panic
+//! kills every stream of the thread.
+#![expect(unsafe_code, reason = "calls into the host pass raw pointers")]
+
+use filter_core::store::{Store, StoreError, Versioned, Write};
+
+/// A status that is not "ok".
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Refused(pub(crate) u32);
+
+const OK: u32 = 0;
+const NOT_FOUND: u32 = 1;
+const EMPTY: u32 = 7;
+const CAS_MISMATCH: u32 = 8;
+
+/// The maps and buffers of the ABI.
+pub(crate) const REQUEST_HEADERS: u32 = 0;
+pub(crate) const RESPONSE_HEADERS: u32 = 2;
+pub(crate) const REQUEST_BODY: u32 = 0;
+pub(crate) const PLUGIN_CONFIGURATION: u32 = 7;
+
+#[link(wasm_import_module = "env")]
+unsafe extern "C" {
+    fn proxy_log(level: u32, text: *const u8, length: usize) -> u32;
+    fn proxy_get_current_time_nanoseconds(time: *mut u64) -> u32;
+    fn proxy_get_property(path: *const u8, length: usize, value: *mut *mut u8, value_length: *mut usize) -> u32;
+    fn proxy_get_buffer_bytes(
+        buffer: u32,
+        start: usize,
+        most: usize,
+        value: *mut *mut u8,
+        value_length: *mut usize,
+    ) -> u32;
+    fn proxy_get_header_map_value(
+        map: u32,
+        name: *const u8,
+        name_length: usize,
+        value: *mut *mut u8,
+        value_length: *mut usize,
+    ) -> u32;
+    fn proxy_replace_header_map_value(
+        map: u32,
+        name: *const u8,
+        name_length: usize,
+        value: *const u8,
+        value_length: usize,
+    ) -> u32;
+    fn proxy_remove_header_map_value(map: u32, name: *const u8, name_length: usize) -> u32;
+    fn proxy_send_local_response(
+        status: u32,
+        details: *const u8,
+        details_length: usize,
+        body: *const u8,
+        body_length: usize,
+        headers: *const u8,
+        headers_length: usize,
+        grpc_status: i32,
+    ) -> u32;
+    fn proxy_get_shared_data(
+        key: *const u8,
+        key_length: usize,
+        value: *mut *mut u8,
+        value_length: *mut usize,
+        version: *mut u32,
+    ) -> u32;
+    fn proxy_set_shared_data(
+        key: *const u8,
+        key_length: usize,
+        value: *const u8,
+        value_length: usize,
+        version: u32,
+    ) -> u32;
+    fn proxy_register_shared_queue(name: *const u8, name_length: usize, queue: *mut u32) -> u32;
+    fn proxy_enqueue_shared_queue(queue: u32, value: *const u8, value_length: usize) -> u32;
+    fn proxy_dequeue_shared_queue(queue: u32, value: *mut *mut u8, value_length: *mut usize) -> u32;
+    fn proxy_define_metric(kind: u32, name: *const u8, name_length: usize, metric: *mut u32) -> u32;
+    fn proxy_increment_metric(metric: u32, by: i64) -> u32;
+    fn proxy_record_metric(metric: u32, value: u64) -> u32;
+    fn proxy_set_tick_period_milliseconds(period: u32) -> u32;
+}
+
+/// Memory for a value that the host is about to write. The host hands it back through one of the calls below.
+#[unsafe(no_mangle)]
+extern "C" fn proxy_on_memory_allocate(size: usize) -> *mut u8 {
+    let mut room = Vec::<u8>::with_capacity(size);
+    let pointer = room.as_mut_ptr();
+    std::mem::forget(room);
+    pointer
+}
+
+/// Takes a value the host has written into memory of [`proxy_on_memory_allocate`].
+fn owned(pointer: *mut u8, length: usize) -> Vec<u8> {
+    if pointer.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: the host returns exactly what it asked proxy_on_memory_allocate for: a Vec of this capacity,
+    // whose bytes it has filled.
+    unsafe { Vec::from_raw_parts(pointer, length, length) }
+}
+
+/// Runs a call that returns a value through two out-pointers.
+fn value_of(call: impl FnOnce(*mut *mut u8, *mut usize) -> u32) -> Result<Vec<u8>, Refused> {
+    let (mut pointer, mut length) = (std::ptr::null_mut(), 0);
+    match call(&raw mut pointer, &raw mut length) {
+        OK => Ok(owned(pointer, length)),
+        status => Err(Refused(status)),
+    }
+}
+
+fn check(status: u32) -> Result<(), Refused> {
+    if status == OK { Ok(()) } else { Err(Refused(status)) }
+}
+
+/// Writes a line to Envoy's log. Levels: 1 debug, 2 info, 3 warn, 4 error.
+pub(crate) fn log(level: u32, text: &str) {
+    // SAFETY: the pointer is valid for the length given. A host that cannot log has no way to be told.
+    let _ = unsafe { proxy_log(level, text.as_ptr(), text.len()) };
+}
+
+/// The wall clock, in Unix nanoseconds.
+pub(crate) fn now_nanos() -> u64 {
+    let mut time = 0;
+    // SAFETY: the out-pointer is valid. On failure the time stays 0: the epoch.
+    let _ = unsafe { proxy_get_current_time_nanoseconds(&raw mut time) };
+    time
+}
+
+/// A property by its path.
+pub(crate) fn property(path: &[&str]) -> Result<Vec<u8>, Refused> {
+    let path = path.join("\0");
+    // SAFETY: all pointers are valid for the call.
+    value_of(|value, length| unsafe { proxy_get_property(path.as_ptr(), path.len(), value, length) })
+}
+
+/// Up to `most` bytes of a buffer.
+pub(crate) fn buffer(buffer: u32, most: usize) -> Result<Vec<u8>, Refused> {
+    // SAFETY: all pointers are valid for the call.
+    value_of(|value, length| unsafe { proxy_get_buffer_bytes(buffer, 0, most, value, length) })
+}
+
+/// A header's value, if it is there.
+pub(crate) fn header(map: u32, name: &str) -> Option<Vec<u8>> {
+    // SAFETY: all pointers are valid for the call.
+    value_of(|value, length| unsafe { proxy_get_header_map_value(map, name.as_ptr(), name.len(), value, length) })
+        .ok()
+        .filter(|value| !value.is_empty())
+}
+
+/// Sets a header to exactly this value.
+pub(crate) fn set_header(map: u32, name: &str, value: &str) -> Result<(), Refused> {
+    // SAFETY: all pointers are valid for the call.
+    check(unsafe { proxy_replace_header_map_value(map, name.as_ptr(), name.len(), value.as_ptr(), value.len()) })
+}
+
+/// Removes a header.
+pub(crate) fn remove_header(map: u32, name: &str) -> Result<(), Refused> {
+    // SAFETY: all pointers are valid for the call.
+    check(unsafe { proxy_remove_header_map_value(map, name.as_ptr(), name.len()) })
+}
+
+/// Answers the request of the current stream.
+pub(crate) fn respond(status: u16, headers: &[(&str, &str)], body: &str) -> Result<(), Refused> {
+    let headers = serialized(headers);
+    let details = "smg";
+    // SAFETY: all pointers are valid for the call. -1 is "no gRPC status".
+    check(unsafe {
+        proxy_send_local_response(
+            u32::from(status),
+            details.as_ptr(),
+            details.len(),
+            body.as_ptr(),
+            body.len(),
+            headers.as_ptr(),
+            headers.len(),
+            -1,
+        )
+    })
+}
+
+/// The ABI's form of a header map: the count, each pair's two lengths, then the bytes, each NUL-terminated.
+fn serialized(headers: &[(&str, &str)]) -> Vec<u8> {
+    let length = |text: &str| u32::try_from(text.len()).unwrap_or(0).to_le_bytes();
+    let mut bytes = Vec::new();
+    bytes.extend_from_slice(&u32::try_from(headers.len()).unwrap_or(0).to_le_bytes());
+    for (name, value) in headers {
+        bytes.extend_from_slice(&length(name));
+        bytes.extend_from_slice(&length(value));
+    }
+    for (name, value) in headers {
+        for text in [name, value] {
+            bytes.extend_from_slice(text.as_bytes());
+            bytes.push(0);
+        }
+    }
+    bytes
+}
+
+/// Registers the shared queue: its messages are announced to the current root context.
+pub(crate) fn register_queue(name: &str) -> Result<u32, Refused> {
+    let mut queue = 0;
+    // SAFETY: all pointers are valid for the call.
+    check(unsafe { proxy_register_shared_queue(name.as_ptr(), name.len(), &raw mut queue) })?;
+    Ok(queue)
+}
+
+/// Puts a message on a queue.
+pub(crate) fn enqueue(queue: u32, message: &[u8]) -> Result<(), Refused> {
+    // SAFETY: all pointers are valid for the call.
+    check(unsafe { proxy_enqueue_shared_queue(queue, message.as_ptr(), message.len()) })
+}
+
+/// Takes the oldest message of a queue, if there is one.
+pub(crate) fn dequeue(queue: u32) -> Result<Option<Vec<u8>>, Refused> {
+    // SAFETY: all pointers are valid for the call.
+    match value_of(|value, length| unsafe { proxy_dequeue_shared_queue(queue, value, length) }) {
+        Ok(message) => Ok(Some(message)),
+        Err(Refused(EMPTY)) => Ok(None),
+        Err(refused) => Err(refused),
+    }
+}
+
+/// Defines a metric: 0 is a counter, 1 a gauge.
+pub(crate) fn define_metric(kind: u32, name: &str) -> Result<u32, Refused> {
+    let mut metric = 0;
+    // SAFETY: all pointers are valid for the call.
+    check(unsafe { proxy_define_metric(kind, name.as_ptr(), name.len(), &raw mut metric) })?;
+    Ok(metric)
+}
+
+/// Adds to a counter.
+pub(crate) fn increment_metric(metric: u32, by: u64) -> Result<(), Refused> {
+    // SAFETY: no pointers.
+    check(unsafe { proxy_increment_metric(metric, i64::try_from(by).unwrap_or(i64::MAX)) })
+}
+
+/// Sets a gauge.
+pub(crate) fn record_metric(metric: u32, value: u64) -> Result<(), Refused> {
+    // SAFETY: no pointers.
+    check(unsafe { proxy_record_metric(metric, value) })
+}
+
+/// Asks for ticks, in milliseconds.
+pub(crate) fn set_tick_period(period_ms: u32) -> Result<(), Refused> {
+    // SAFETY: no pointers.
+    check(unsafe { proxy_set_tick_period_milliseconds(period_ms) })
+}
+
+/// Envoy's shared data.
+#[derive(Debug, Default)]
+pub(crate) struct SharedData;
+
+impl Store for SharedData {
+    fn get(&mut self, key: &str) -> Result<Option<Versioned>, StoreError> {
+        let mut version = 0;
+        // SAFETY: all pointers are valid for the call.
+        let value = value_of(|value, length| unsafe {
+            proxy_get_shared_data(key.as_ptr(), key.len(), value, length, &raw mut version)
+        });
+        match value {
+            Ok(value) => Ok(Some(Versioned { value, version })),
+            Err(Refused(NOT_FOUND)) => Ok(None),
+            Err(Refused(status)) => Err(StoreError(status)),
+        }
+    }
+
+    fn set(&mut self, key: &str, value: &[u8], version: Option<u32>) -> Result<Write, StoreError> {
+        // SAFETY: all pointers are valid for the call. Version 0 is "unconditionally".
+        let status = unsafe {
+            proxy_set_shared_data(key.as_ptr(), key.len(), value.as_ptr(), value.len(), version.unwrap_or(0))
+        };
+        match status {
+            OK => Ok(Write::Done),
+            CAS_MISMATCH => Ok(Write::Conflict),
+            status => Err(StoreError(status)),
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! One HTTP stream: hands its events to the exchange and carries the steps out.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use filter_core::answer::Answer;
+use filter_core::balancer::{Balancer, Context};
+use filter_core::exchange::{
+    DESTINATION_HEADER, ERROR_CODE_HEADER, Exchange, Http, Route, Scene, Step, TOKENS_HEADER, WORKER_ID_HEADER,
+    WorkerId,
+};
+
+use crate::host::{self, REQUEST_BODY, REQUEST_HEADERS, RESPONSE_HEADERS, SharedData};
+use crate::ingest;
+use crate::vm::{Root, Vm};
+
+/// What a callback tells Envoy.
+pub(crate) const CONTINUE: u32 = 0;
+/// See [`CONTINUE`].
+pub(crate) const PAUSE: u32 = 1;
+
+/// A stream of one of the roles.
+#[derive(Debug)]
+pub(crate) enum Stream {
+    /// A request that is balanced.
+    Route(Rc<RefCell<Balancer>>, Exchange),
+    /// A load snapshot.
+    Ingest,
+}
+
+impl Stream {
+    pub(crate) fn new(root: &Root) -> Self {
+        match root {
+            Root::Route(balancer) => Self::Route(Rc::clone(balancer), Exchange::default()),
+            Root::Ingest => Self::Ingest,
+        }
+    }
+}
+
+/// The host as an exchange sees it.
+struct Host;
+
+impl Http for Host {
+    fn request_header(&mut self, name: &str) -> Option<Vec<u8>> {
+        host::header(REQUEST_HEADERS, name)
+    }
+
+    fn response_header(&mut self, name: &str) -> Option<Vec<u8>> {
+        host::header(RESPONSE_HEADERS, name)
+    }
+
+    fn property(&mut self, path: &[&str]) -> Option<Vec<u8>> {
+        host::property(path).ok()
+    }
+
+    fn body(&mut self, size: usize) -> Vec<u8> {
+        host::buffer(REQUEST_BODY, size).unwrap_or_default()
+    }
+}
+
+pub(crate) fn on_request_headers(vm: &mut Vm, id: u32, ends: bool) -> u32 {
+    match vm.streams.get(&id) {
+        Some(Stream::Ingest) => ingest::on_request_headers(ends),
+        Some(Stream::Route(..)) => {
+            let step = on_exchange(vm, id, |exchange, scene| exchange.on_request_headers(scene, ends));
+            carry_out(step, true)
+        }
+        None => CONTINUE,
+    }
+}
+
+pub(crate) fn on_request_body(vm: &mut Vm, id: u32, held: usize, ends: bool) -> u32 {
+    match vm.streams.get(&id) {
+        Some(Stream::Ingest) => ingest::on_request_body(vm, held, ends),
+        Some(Stream::Route(_, exchange)) if exchange.is_holding() => {
+            let step = on_exchange(vm, id, |exchange, scene| exchange.on_request_body(scene, held, ends));
+            carry_out(step, false)
+        }
+        _ => CONTINUE,
+    }
+}
+
+pub(crate) fn on_request_trailers(vm: &mut Vm, id: u32) -> u32 {
+    match vm.streams.get(&id) {
+        Some(Stream::Ingest) => ingest::on_request_trailers(vm),
+        Some(Stream::Route(_, exchange)) if exchange.is_holding() => {
+            let step = on_exchange(vm, id, Exchange::on_request_trailers);
+            carry_out(step, false)
+        }
+        _ => CONTINUE,
+    }
+}
+
+pub(crate) fn on_response_headers(vm: &mut Vm, id: u32) -> u32 {
+    if matches!(vm.streams.get(&id), Some(Stream::Route(_, exchange)) if exchange.is_placed())
+        && let Some(step) = on_exchange(vm, id, Exchange::on_response_headers)
+    {
+        // A host that refuses to change a header leaves the response as the engine wrote it.
+        if step.strip_error_code {
+            let _ = host::remove_header(RESPONSE_HEADERS, ERROR_CODE_HEADER);
+        }
+        let _ = match step.worker_id {
+            WorkerId::Keep => Ok(()),
+            WorkerId::Set(url) => host::set_header(RESPONSE_HEADERS, WORKER_ID_HEADER, &url),
+            WorkerId::Remove => host::remove_header(RESPONSE_HEADERS, WORKER_ID_HEADER),
+        };
+    }
+    CONTINUE
+}
+
+pub(crate) fn on_done(vm: &mut Vm, id: u32) {
+    if matches!(vm.streams.get(&id), Some(Stream::Route(_, exchange)) if exchange.is_counted()) {
+        on_exchange(vm, id, Exchange::on_done);
+    }
+    vm.streams.remove(&id);
+}
+
+/// Runs `event` on the exchange of stream `id`.
+fn on_exchange<T>(vm: &mut Vm, id: u32, event: impl FnOnce(&mut Exchange, &mut Scene<'_, '_>) -> T) -> Option<T> {
+    let Some(Stream::Route(balancer, exchange)) = vm.streams.get_mut(&id) else { return None };
+    let mut balancer = balancer.try_borrow_mut().ok()?;
+    let mut context = Context {
+        store: &mut SharedData,
+        rng: &mut vm.rng,
+        now_ms: host::now_nanos() / 1_000_000,
+        metrics: &mut vm.metrics,
+        log: &mut vm.log,
+    };
+    let mut scene = Scene {
+        context: &mut context,
+        http: &mut Host,
+        balancer: &mut balancer,
+        facts: &mut vm.facts,
+        pending: &mut vm.pending,
+    };
+    Some(event(exchange, &mut scene))
+}
+
+/// Does what a step says. Request headers may be changed while they are held.
+fn carry_out(step: Option<Step>, first: bool) -> u32 {
+    match step {
+        None | Some(Step::Continue) => CONTINUE,
+        Some(Step::Pause) => PAUSE,
+        Some(Step::Pass) => {
+            if first {
+                let _ = host::remove_header(REQUEST_HEADERS, DESTINATION_HEADER);
+            }
+            CONTINUE
+        }
+        Some(Step::Route(Route { destination, consumes_tokens })) => {
+            if consumes_tokens {
+                let _ = host::remove_header(REQUEST_HEADERS, TOKENS_HEADER);
+            }
+            // Without the header the cluster's fallback policy chooses.
+            let _ = host::set_header(REQUEST_HEADERS, DESTINATION_HEADER, &destination);
+            CONTINUE
+        }
+        Some(Step::Reply(reply)) => {
+            answer(&reply);
+            PAUSE
+        }
+    }
+}
+
+/// Answers the current stream's request.
+pub(crate) fn answer(answer: &Answer) {
+    let headers: Vec<(&str, &str)> = answer.headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    if let Err(host::Refused(status)) = host::respond(answer.status, &headers, &answer.body) {
+        host::log(4, &format!("the host refused an answer of status {} with status {status}", answer.status));
+    }
+}

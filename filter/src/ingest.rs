@@ -1,0 +1,74 @@
+//! The ingest role: a posted snapshot goes onto the shared queue, and the queue is drained.
+
+use filter_core::ingest::{MAX_DRAINED, accepted, check, refuse_head, refuse_size, take};
+
+use crate::host;
+use crate::http::{PAUSE, answer};
+use crate::vm::Vm;
+
+/// The head of a request to the ingest listener.
+pub(crate) fn on_request_headers(ends: bool) -> u32 {
+    let header = |name| host::header(host::REQUEST_HEADERS, name).unwrap_or_default();
+    if let Some(refusal) = refuse_head(&header(":method"), &header(":path"), ends) {
+        answer(&refusal);
+    }
+    PAUSE
+}
+
+/// A part of its body.
+pub(crate) fn on_request_body(vm: &mut Vm, held: usize, ends: bool) -> u32 {
+    if let Some(refusal) = refuse_size(held) {
+        answer(&refusal);
+    } else if ends {
+        receive(vm, held);
+    }
+    PAUSE
+}
+
+/// Its trailers.
+pub(crate) fn on_request_trailers(vm: &mut Vm) -> u32 {
+    receive(vm, usize::MAX);
+    PAUSE
+}
+
+fn receive(vm: &mut Vm, held: usize) {
+    let body = host::buffer(host::REQUEST_BODY, held).unwrap_or_default();
+    let checked = vm.with_context(|context, _| check(context, &body));
+    match (checked, vm.queue) {
+        (Err(refusal), _) => answer(&refusal),
+        (Ok(()), None) => {
+            answer(&filter_core::answer::error(503, "no_queue", "the shared queue is not registered yet"))
+        }
+        (Ok(()), Some(queue)) => match host::enqueue(queue, &body) {
+            Ok(()) => {
+                drain(vm);
+                answer(&accepted());
+            }
+            Err(host::Refused(status)) => {
+                let message = format!("the shared queue refused the snapshot with status {status}");
+                answer(&filter_core::answer::error(503, "queue_refused", &message));
+            }
+        },
+    }
+}
+
+/// Takes what waits on the queue, a bounded number of snapshots at a time. `on_queue_ready` is only a hint (it can go
+/// silent), so ticks call this too.
+pub(crate) fn drain(vm: &mut Vm) {
+    let Some(queue) = vm.queue else { return };
+    let balancers = vm.balancers();
+    if balancers.is_empty() {
+        // Only a VM that balances can take a snapshot; leave it to one.
+        return;
+    }
+    for _ in 0..MAX_DRAINED {
+        let Ok(Some(message)) = host::dequeue(queue) else { return };
+        for balancer in &balancers {
+            vm.with_context(|context, _| {
+                if let Ok(mut balancer) = balancer.try_borrow_mut() {
+                    take(context, &mut balancer, &message);
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Root contexts: one per plugin configuration.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use filter_core::balancer::{Balancer, Level};
+use filter_core::config::{Config, LogLevel, Role};
+use filter_core::ingest::QUEUE;
+
+use crate::host::{self, PLUGIN_CONFIGURATION};
+use crate::vm::{Root, TICK_MS, Vm};
+
+/// Takes a configuration; false refuses it, and Envoy keeps the old one.
+pub(crate) fn configure(vm: &mut Vm, root: u32, size: usize) -> bool {
+    let bytes = if size == 0 { Vec::new() } else { host::buffer(PLUGIN_CONFIGURATION, size).unwrap_or_default() };
+    let config = match Config::parse(&bytes) {
+        Ok(config) => config,
+        Err(error) => {
+            host::log(4, &format!("plugin configuration refused: {error}"));
+            return false;
+        }
+    };
+    vm.log.least = level(config.log_level);
+    if !config.without_effect.is_empty() {
+        let line = format!("configuration keys without effect in this version: {}", config.without_effect.join(" "));
+        host::log(3, &line);
+    }
+    // Every root context registers the queue each time: after a VM reload the host may remember a context of the VM
+    // that died, and announce messages to it.
+    match host::register_queue(QUEUE) {
+        Ok(queue) => vm.queue = Some(queue),
+        Err(host::Refused(status)) => host::log(4, &format!("registering queue {QUEUE} failed with status {status}")),
+    }
+    if let Err(host::Refused(status)) = host::set_tick_period(TICK_MS) {
+        host::log(4, &format!("setting the tick period failed with status {status}"));
+    }
+    let role = match config.role {
+        Role::Ingest => Root::Ingest,
+        Role::Route => {
+            let identity = vm.identity;
+            match vm.with_context(|context, _| Balancer::new(config, identity, context)) {
+                Ok(balancer) => Root::Route(Rc::new(RefCell::new(balancer))),
+                Err(error) => {
+                    vm.log_error(&format!("plugin configuration refused: {error}"));
+                    return false;
+                }
+            }
+        }
+    };
+    vm.roots.insert(root, role);
+    true
+}
+
+/// The least level that is logged.
+fn level(configured: LogLevel) -> Level {
+    match configured {
+        LogLevel::Trace | LogLevel::Debug => Level::Debug,
+        LogLevel::Info => Level::Info,
+        LogLevel::Warn => Level::Warn,
+        LogLevel::Error => Level::Error,
+    }
+}
+
+impl Vm {
+    fn log_error(&mut self, text: &str) {
+        filter_core::balancer::Log::line(&mut self.log, Level::Error, text);
+    }
+}

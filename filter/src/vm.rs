@@ -1,0 +1,168 @@
+//! What one VM (one thread of Envoy) keeps in memory, and the events that reach it.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher};
+use std::rc::Rc;
+
+use filter_core::balancer::{Balancer, Context, Level, LoadTable, Log, Pending};
+use filter_core::metrics::{Kind, Metrics};
+use filter_core::request::Facts;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+
+use crate::host::{self, SharedData};
+use crate::http::Stream;
+
+/// How often a VM ticks, in milliseconds: the delay of gauges and of what a lost race has left to do.
+pub(crate) const TICK_MS: u32 = 250;
+
+/// A root context: one plugin configuration.
+#[derive(Debug, Clone)]
+pub(crate) enum Root {
+    /// Balances requests.
+    Route(Rc<RefCell<Balancer>>),
+    /// Takes load snapshots.
+    Ingest,
+}
+
+/// One VM.
+pub(crate) struct Vm {
+    /// Random; tells this VM from all others.
+    pub(crate) identity: u64,
+    pub(crate) rng: SmallRng,
+    pub(crate) metrics: Metrics,
+    pub(crate) pending: Vec<Pending>,
+    pub(crate) facts: Facts,
+    pub(crate) roots: HashMap<u32, Root>,
+    pub(crate) streams: HashMap<u32, Stream, ahash::RandomState>,
+    pub(crate) queue: Option<u32>,
+    pub(crate) log: HostLog,
+    last_tick_ms: u64,
+}
+
+/// Envoy's log.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HostLog {
+    pub(crate) least: Level,
+}
+
+impl Log for HostLog {
+    fn wants(&self, level: Level) -> bool {
+        level >= self.least
+    }
+
+    fn line(&mut self, level: Level, text: &str) {
+        if self.wants(level) {
+            let level = match level {
+                Level::Debug => 1,
+                Level::Info => 2,
+                Level::Warn => 3,
+                Level::Error => 4,
+            };
+            host::log(level, text);
+        }
+    }
+}
+
+impl Vm {
+    pub(crate) fn new() -> Self {
+        // The standard library seeds its hashers with the host's randomness.
+        let random = || std::collections::hash_map::RandomState::new().build_hasher().finish();
+        Self {
+            identity: random(),
+            rng: SmallRng::seed_from_u64(random()),
+            metrics: Metrics::default(),
+            pending: Vec::new(),
+            facts: Facts::default(),
+            roots: HashMap::new(),
+            streams: HashMap::with_hasher(ahash::RandomState::with_seeds(random(), random(), random(), random())),
+            queue: None,
+            log: HostLog { least: Level::Info },
+            last_tick_ms: 0,
+        }
+    }
+
+    /// Runs `work` with everything a balancer's step is given.
+    pub(crate) fn with_context<T>(&mut self, work: impl FnOnce(&mut Context<'_>, &mut Vec<Pending>) -> T) -> T {
+        let mut context = Context {
+            store: &mut SharedData,
+            rng: &mut self.rng,
+            now_ms: host::now_nanos() / 1_000_000,
+            metrics: &mut self.metrics,
+            log: &mut self.log,
+        };
+        work(&mut context, &mut self.pending)
+    }
+
+    /// A root context's tick. What belongs to the VM is done for the first root of a period only.
+    pub(crate) fn tick(&mut self, root: u32) {
+        if let Some(Root::Route(balancer)) = self.roots.get(&root) {
+            let balancer = Rc::clone(balancer);
+            self.with_context(|context, _| {
+                if let Ok(mut balancer) = balancer.try_borrow_mut()
+                    && let Err(error) = balancer.tick(context)
+                {
+                    context.log.line(Level::Error, &format!("tick: {error}"));
+                }
+            });
+        }
+        let now_ms = host::now_nanos() / 1_000_000;
+        if now_ms.abs_diff(self.last_tick_ms) < u64::from(TICK_MS) / 2 {
+            return;
+        }
+        self.last_tick_ms = now_ms;
+        let pending = std::mem::take(&mut self.pending);
+        self.pending.extend(pending.into_iter().filter_map(|change| LoadTable::retry(&mut SharedData, change)));
+        crate::ingest::drain(self);
+        self.flush_metrics();
+    }
+
+    /// A configuration has been replaced: keeps what it has counted. Streams that it still serves keep it alive.
+    pub(crate) fn retire(&mut self, root: &Root) {
+        let Root::Route(balancer) = root else { return };
+        let mut others = Vec::new();
+        for root in self.roots.values() {
+            if let Root::Route(other) = root
+                && let Ok(other) = other.try_borrow()
+            {
+                others.extend(other.fleet().workers().iter().map(|worker| worker.url.clone()));
+            }
+        }
+        if let Ok(mut balancer) = balancer.try_borrow_mut() {
+            balancer.retire(&mut self.metrics, &others);
+        }
+    }
+
+    fn flush_metrics(&mut self) {
+        self.metrics.flush(|metric, value| {
+            let kind = match metric.kind {
+                Kind::Counter => 0,
+                Kind::Gauge => 1,
+            };
+            if metric.id.is_none() {
+                metric.id = host::define_metric(kind, &metric.name).ok();
+            }
+            let Some(id) = metric.id else { return false };
+            match metric.kind {
+                Kind::Counter => host::increment_metric(id, value).is_ok(),
+                Kind::Gauge => host::record_metric(id, value).is_ok(),
+            }
+        });
+    }
+
+    /// The balancers of this VM, one for each distinct set of shared tables.
+    pub(crate) fn balancers(&self) -> Vec<Rc<RefCell<Balancer>>> {
+        let mut seen: Vec<String> = Vec::new();
+        let mut balancers = Vec::new();
+        for root in self.roots.values() {
+            let Root::Route(balancer) = root else { continue };
+            let Ok(tables) = balancer.try_borrow().map(|balancer| balancer.tables()) else { continue };
+            if !seen.contains(&tables) {
+                seen.push(tables);
+                balancers.push(Rc::clone(balancer));
+            }
+        }
+        balancers
+    }
+}

@@ -1,0 +1,266 @@
+//! What the sidecar does, checked: no value of these types can be wrong.
+
+use std::{collections::HashSet, fmt, path::PathBuf, time::Duration};
+
+use reqwest::header::HeaderValue;
+use url::Url;
+
+/// A snapshot of so many workers with the longest URLs stays below `report::MAX_SNAPSHOT_BYTES`.
+pub(crate) const MAX_WORKERS: usize = 4096;
+/// See [`MAX_WORKERS`], in bytes.
+const MAX_URL_BYTES: usize = 512;
+
+/// What [`crate::run`] is told to do.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The engines to poll, each once.
+    pub workers: Vec<Worker>,
+    /// The ingest listeners that get every snapshot, one per Envoy.
+    pub push_urls: Vec<Url>,
+    /// From the start of one round to the start of the next.
+    pub interval: Duration,
+    /// How long one poll of one worker, or one push, may take; at most the interval.
+    pub timeout: Duration,
+    /// Sent to every engine as bearer token.
+    pub api_key: Option<ApiKey>,
+}
+
+/// One engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Worker {
+    given: String,
+    base: Url,
+}
+
+/// A bearer token that no log shows.
+#[derive(Clone)]
+pub struct ApiKey(HeaderValue);
+
+/// Why a configuration is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// Nothing to poll.
+    #[error("no worker to poll: give --worker http://host:port (repeat it for more), or set WORKERS")]
+    NoWorker,
+    /// More workers than a snapshot can hold.
+    #[error("{0} workers; at most {MAX_WORKERS} fit into one snapshot: run several sidecars, each with a part of them")]
+    TooManyWorkers(usize),
+    /// One engine named twice.
+    #[error("--worker {0}: this engine is listed twice; remove one of the two")]
+    SameWorker(String),
+    /// Nowhere to push.
+    #[error(
+        "no Envoy to push to: give --push-url with the URL of the ingest listener, such as \
+         http://127.0.0.1:9901/v1/reports, or set PUSH_URL"
+    )]
+    NoPushUrl,
+    /// A URL that cannot be used.
+    #[error("{option} {given:?}: {problem}; write it as {example}")]
+    Url {
+        /// The option that gave it.
+        option: &'static str,
+        /// The URL as given.
+        given: String,
+        /// What is wrong with it.
+        problem: String,
+        /// What a good one looks like.
+        example: &'static str,
+    },
+    /// Polls that would outlast their round.
+    #[error(
+        "--timeout of {timeout:?} is longer than --load-monitor-interval of {interval:?}: a poll must end before the \
+         next one starts; use at most the interval"
+    )]
+    Timeout {
+        /// The timeout asked for.
+        timeout: Duration,
+        /// The interval it must not exceed.
+        interval: Duration,
+    },
+    /// A key that cannot be sent.
+    #[error("the API key must be one line of visible ASCII characters; check --api-key, --api-key-file or API_KEY")]
+    ApiKey,
+    /// Two keys for the engines.
+    #[error("both --api-key and --api-key-file (or API_KEY and API_KEY_FILE) are given; drop one of the two")]
+    TwoApiKeys,
+    /// A key file that cannot be read.
+    #[error("--api-key-file {path}: {source}; the file must hold the key alone and be readable by this user")]
+    ApiKeyFile {
+        /// The file.
+        path: PathBuf,
+        /// What reading it said.
+        source: std::io::Error,
+    },
+}
+
+impl Worker {
+    /// The worker at `given`, an `http` or `https` URL with an optional path in front of the engine's routes.
+    ///
+    /// # Errors
+    /// [`ConfigError::Url`] when it is no such URL.
+    pub fn parse(given: &str) -> Result<Self, ConfigError> {
+        let base = http_url("--worker", "http://host:port", given)?;
+        Ok(Self { given: given.to_owned(), base })
+    }
+
+    /// The URL byte for byte as it was given: the name that filter and sidecar know the worker by.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.given
+    }
+
+    /// The URL as a URL.
+    pub(crate) const fn base(&self) -> &Url {
+        &self.base
+    }
+
+    /// Where the engine serves `path`, which starts with a slash and may hold a query.
+    pub(crate) fn route(&self, path: &str) -> String {
+        format!("{}{path}", self.base.as_str().trim_end_matches('/'))
+    }
+}
+
+impl ApiKey {
+    /// The key in `text`, white space around it removed; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`ConfigError::ApiKey`] when no header can carry it.
+    pub fn parse(text: &str) -> Result<Option<Self>, ConfigError> {
+        let key = text.trim();
+        if key.is_empty() {
+            return Ok(None);
+        }
+        if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(ConfigError::ApiKey);
+        }
+        let mut value = HeaderValue::from_str(&format!("Bearer {key}")).map_err(|_| ConfigError::ApiKey)?;
+        value.set_sensitive(true);
+        Ok(Some(Self(value)))
+    }
+
+    /// The value of the `Authorization` header.
+    pub(crate) fn header(&self) -> HeaderValue {
+        self.0.clone()
+    }
+}
+
+impl fmt::Debug for ApiKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ApiKey(…)")
+    }
+}
+
+/// Every URL in `given`, which may each be a list separated by commas or white space.
+pub(crate) fn split(given: &[String]) -> impl Iterator<Item = &str> {
+    given.iter().flat_map(|list| list.split([',', ' ', '\t', '\r', '\n'])).filter(|url| !url.is_empty())
+}
+
+/// The workers in `given`, in order.
+pub(crate) fn workers(given: &[String]) -> Result<Vec<Worker>, ConfigError> {
+    let workers = split(given).map(Worker::parse).collect::<Result<Vec<_>, _>>()?;
+    if workers.is_empty() {
+        return Err(ConfigError::NoWorker);
+    }
+    if workers.len() > MAX_WORKERS {
+        return Err(ConfigError::TooManyWorkers(workers.len()));
+    }
+    let mut seen = HashSet::new();
+    match workers.iter().find(|worker| !seen.insert(worker.route(""))) {
+        Some(twice) => Err(ConfigError::SameWorker(twice.given.clone())),
+        None => Ok(workers),
+    }
+}
+
+/// The ingest listeners in `given`, in order, each once.
+pub(crate) fn push_urls(given: &[String]) -> Result<Vec<Url>, ConfigError> {
+    let mut urls: Vec<Url> = Vec::new();
+    for text in split(given) {
+        let url = http_url("--push-url", "http://host:port/v1/reports", text)?;
+        if !urls.contains(&url) {
+            urls.push(url);
+        }
+    }
+    if urls.is_empty() { Err(ConfigError::NoPushUrl) } else { Ok(urls) }
+}
+
+fn http_url(option: &'static str, example: &'static str, given: &str) -> Result<Url, ConfigError> {
+    let refused =
+        |problem: &str| ConfigError::Url { option, given: given.to_owned(), problem: problem.into(), example };
+    if given.len() > MAX_URL_BYTES {
+        return Err(refused(&format!("longer than {MAX_URL_BYTES} bytes")));
+    }
+    // The snapshot carries the text as it stands, and the filter compares it byte by byte.
+    if !given.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\') {
+        return Err(refused("has characters that do not belong in a URL"));
+    }
+    let url = Url::parse(given).map_err(|error| refused(&format!("not a URL ({error})")))?;
+    if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
+        return Err(refused("must start with http:// or https://"));
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(refused("must not hold a user name, password or @rank"));
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err(refused("must have neither a query nor a fragment"));
+    }
+    if url.port() == Some(0) {
+        return Err(refused("port 0 cannot be reached"));
+    }
+    Ok(url)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_keeps_its_url_byte_for_byte() {
+        for (given, loads) in [
+            ("http://10.0.0.1:8000", "http://10.0.0.1:8000/v1/loads"),
+            ("http://10.0.0.1:8000/", "http://10.0.0.1:8000/v1/loads"),
+            ("HTTP://Engine:80/tenant/", "http://engine/tenant/v1/loads"),
+            ("https://[::1]:8443", "https://[::1]:8443/v1/loads"),
+        ] {
+            let worker = Worker::parse(given).unwrap();
+            assert_eq!((worker.url(), worker.route("/v1/loads").as_str()), (given, loads));
+        }
+    }
+
+    #[test]
+    fn lists_are_split_at_commas_and_white_space() {
+        let given = ["http://a:1,http://b:2 http://c:3\n".to_owned(), ", http://d:4".to_owned()];
+        let urls: Vec<_> = workers(&given).unwrap().iter().map(|worker| worker.url().to_owned()).collect();
+        assert_eq!(urls, ["http://a:1", "http://b:2", "http://c:3", "http://d:4"]);
+    }
+
+    #[track_caller]
+    fn refuses(workers_given: &str, part: &str) {
+        let error = workers(&[workers_given.to_owned()]).unwrap_err().to_string();
+        assert!(error.contains(part), "{error:?} does not say {part:?}");
+    }
+
+    #[test]
+    fn refusals_say_what_is_wrong() {
+        refuses("", "no worker to poll");
+        refuses("10.0.0.1:8000", "--worker \"10.0.0.1:8000\": not a URL");
+        refuses("localhost:8000", "must start with http://");
+        refuses("grpc://a:1", "must start with http://");
+        refuses("http://a:8000@2", "@rank");
+        refuses("http://a:8000?x=1", "neither a query");
+        refuses("http://a:99999", "not a URL (invalid port number)");
+        refuses("http://ä:1", "characters that do not belong");
+        refuses("http://a:80,http://b,http://a/", "http://a/: this engine is listed twice");
+        refuses(&format!("http://a/{}", "x".repeat(600)), "longer than 512 bytes");
+        let many: Vec<_> = (0..=MAX_WORKERS).map(|n| format!("http://w{n}")).collect();
+        refuses(&many.join(","), "4097 workers; at most 4096");
+    }
+
+    #[test]
+    fn a_key_is_trimmed_checked_and_never_shown() {
+        let key = ApiKey::parse(" secret\n").unwrap().unwrap();
+        assert_eq!(key.header().to_str().unwrap(), "Bearer secret");
+        assert!(!format!("{key:?} {:?}", key.header()).contains("secret"));
+        assert!(ApiKey::parse(" \n").unwrap().is_none());
+        assert!(ApiKey::parse("two\nlines").is_err());
+    }
+}

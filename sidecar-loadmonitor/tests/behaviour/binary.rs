@@ -1,0 +1,126 @@
+//! The binary: its exit, its signals, its log.
+
+use std::{process::Stdio, time::Duration};
+
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, BufReader},
+    process::{Child, Command},
+    time::{Instant, timeout},
+};
+
+use crate::fakes::{Ingest, PATIENCE, Route, dead_port, engine, healthy, loads, push_url, serve_raw};
+
+fn binary(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sidecar-loadmonitor"));
+    command.env_clear().args(arguments).stderr(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+    command
+}
+
+async fn signal(child: &Child, name: &str) {
+    let command = format!("kill -{name} {}", child.id().unwrap());
+    assert!(Command::new("sh").args(["-c", &command]).status().await.unwrap().success());
+}
+
+#[tokio::test]
+async fn sigterm_and_sigint_stop_it_cleanly_whatever_is_under_way() {
+    let stalling = serve_raw(|stream, _| async move {
+        tokio::time::sleep(PATIENCE).await;
+        drop(stream);
+    })
+    .await;
+    for name in ["TERM", "INT"] {
+        let (ingest, push) = Ingest::start().await;
+        let workers = format!("http://{stalling} http://{} http://nowhere.invalid", healthy(1).await);
+        let push = format!("{push} {}", push_url(stalling));
+        let slow = ["--load-monitor-interval", "100", "--timeout", "100"];
+        let mut child = binary(&slow).env("WORKERS", workers).env("PUSH_URL", push).spawn().unwrap();
+        ingest.wait(1).await;
+        signal(&child, name).await;
+        let asked = Instant::now();
+        let status = timeout(PATIENCE, child.wait()).await.unwrap().unwrap();
+        assert!(status.success(), "{status}");
+        // It takes milliseconds; the polls and pushes under way would take a minute.
+        assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn a_change_of_state_is_logged_once_with_its_reason() {
+    let (ingest, push) = Ingest::start().await;
+    let (route, metrics) = (Route::new(503, ""), Route::new(404, ""));
+    let worker = format!("http://{}", engine(&route, &metrics).await);
+    let away = push_url(dead_port().await);
+    let mut child = binary(&["--worker", &worker, "--push-url", &push, "--push-url", &away])
+        .env("LOAD_MONITOR_INTERVAL", "1")
+        .spawn()
+        .unwrap();
+    ingest.wait(4).await;
+    route.answers(200, loads(1));
+    ingest.wait_report(&worker, |report| report.load.is_some()).await;
+    ingest.clear();
+    ingest.wait(4).await;
+    signal(&child, "TERM").await;
+    let (mut log, mut output) = (String::new(), String::new());
+    child.stderr.take().unwrap().read_to_string(&mut log).await.unwrap();
+    child.stdout.take().unwrap().read_to_string(&mut output).await.unwrap();
+
+    let lines = |part: &str| log.lines().filter(|line| line.contains(part)).collect::<Vec<_>>();
+    assert_eq!(lines("worker does not report").len(), 1, "{log}");
+    assert!(lines("worker does not report")[0].contains("/v1/loads answered 503; /metrics answered 404"), "{log}");
+    assert_eq!(lines("worker reports").len(), 1, "{log}");
+    assert_eq!(lines("snapshots do not arrive").len(), 1, "{log}");
+    assert!(lines("snapshots do not arrive")[0].contains("Connection refused"), "{log}");
+    assert_eq!(lines("snapshots arrive").len(), 1, "{log}");
+    assert!(lines("polling")[0].contains("workers=1"), "{log}");
+    assert_eq!(output, "");
+}
+
+#[tokio::test]
+async fn the_body_of_a_refusal_is_logged_on_one_line() {
+    let (ingest, push) = Ingest::start().await;
+    ingest.status.store(400, std::sync::atomic::Ordering::SeqCst);
+    let worker = format!("http://{}", healthy(1).await);
+    let mut child = binary(&["--worker", &worker, "--push-url", &push]).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let refusal = async {
+        loop {
+            let line = lines.next_line().await.unwrap().unwrap();
+            if line.contains("snapshots do not arrive") {
+                return line;
+            }
+        }
+    };
+    let line = timeout(PATIENCE, refusal).await.unwrap();
+    assert!(line.contains("answered 400") && line.contains("today"), "{line}");
+}
+
+#[tokio::test]
+async fn a_wrong_configuration_ends_it_with_status_2_and_a_word() {
+    for (arguments, part) in [
+        (&[][..], "no worker to poll"),
+        (&["--worker", "10.0.0.1:8000", "--push-url", "http://e"][..], "--worker \"10.0.0.1:8000\": not a URL"),
+        (&["--worker", "http://a", "--load-monitor-interval", "0"][..], "must be a number of seconds"),
+    ] {
+        let output = binary(arguments).output().await.unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn help_names_every_flag_with_its_variable() {
+    let output = binary(&["--help"]).output().await.unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    for (flag, variable) in [
+        ("--worker", "WORKERS"),
+        ("--push-url", "PUSH_URL"),
+        ("--load-monitor-interval", "LOAD_MONITOR_INTERVAL"),
+        ("--timeout", "POLL_TIMEOUT"),
+        ("--api-key", "API_KEY"),
+        ("--api-key-file", "API_KEY_FILE"),
+        ("--log-level", "LOG_LEVEL"),
+    ] {
+        assert!(text.contains(flag) && text.contains(variable), "{flag} {variable}: {text}");
+    }
+}

@@ -1,0 +1,9 @@
+//! The sidecar from outside: small engines and ingest listeners on loopback, real HTTP, and what arrives.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "these are tests")]
+
+mod binary;
+mod engines;
+mod fakes;
+mod misbehaviour;
+mod pushing;

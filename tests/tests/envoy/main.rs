@@ -1,0 +1,5 @@
+//! Everything through a real Envoy.
+
+mod launcher;
+mod prefix;
+mod upstream;

@@ -1,0 +1,12 @@
+//! The Wasm tier: `filter.wasm` in an emulation of Envoy's host, and the emulation itself.
+
+mod filter_budget;
+mod filter_ends;
+mod filter_hostile;
+mod filter_routes;
+mod filter_shares;
+mod fleet;
+mod guest;
+mod host_data;
+mod host_phases;
+mod host_vms;
