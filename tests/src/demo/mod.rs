@@ -117,6 +117,7 @@ mod tests {
         let settings = DemoSettings {
             policies: DIRECT_POLICIES.map(str::to_owned).to_vec(),
             session_count: 120,
+            speed: Some(4.0),
             ..DemoSettings::default()
         };
         let outcome = run(&settings, &NoGateways).await.unwrap();

@@ -50,7 +50,7 @@ pub enum PromptText {
         prose: Arc<Prose>,
         /// Ids of the blocks in order; equal ids have equal texts.
         ids: Vec<u64>,
-        /// Bytes of the last block; the others have [`trace::BLOCK_BYTES`].
+        /// Bytes of the last block; the others have 2,048.
         last_bytes: usize,
     },
 }

@@ -55,13 +55,13 @@ impl Default for SessionOptions {
             another_turn: 0.75,
             system_prompts: 24,
             system_bytes: (1 << 10, 8 << 10),
-            zipf: 1.0,
+            zipf: 1.2,
             one_off_share: 0.1,
             one_off_bytes: (16 << 10, 64 << 10),
             user_bytes: (8 << 10, 24 << 10),
             answer_bytes: (256, 2 << 10),
             open_sessions: 80,
-            requests_per_second: 60.0,
+            requests_per_second: 53.0,
             max_tokens: 4,
         }
     }
