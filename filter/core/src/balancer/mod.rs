@@ -189,4 +189,4 @@ fn hashes(config: &Config) -> Vec<u64> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
