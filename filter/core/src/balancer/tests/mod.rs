@@ -2,7 +2,10 @@
 
 mod breakers;
 mod cache;
+mod counts;
+mod faults;
 mod placing;
+mod stores;
 
 use std::collections::HashMap;
 
