@@ -2,6 +2,7 @@
 
 mod breakers;
 mod cache;
+mod changes;
 mod counts;
 mod faults;
 mod placing;
