@@ -120,7 +120,7 @@ impl Balancer {
     }
 
     /// Takes the reports of `snapshot`: cold table first, then the hot one (zero the tally, name the new version).
-    /// A report that failed to come leaves the tally alone.
+    /// A report that failed to come leaves the tally alone and the last load in place.
     ///
     /// # Errors
     /// When the store cannot answer.
@@ -140,6 +140,8 @@ impl Balancer {
             }
             let entry = Entry {
                 load: worker.load,
+                loaded_ms: context.now_ms,
+                silent: worker.load.is_none(),
                 received_ms: context.now_ms,
                 interval_ms: snapshot.interval_ms,
                 epoch: snapshot.epoch,
@@ -186,12 +188,15 @@ impl Balancer {
             let mut taken = Vec::with_capacity(reports.len());
             for (id, entry) in reports {
                 let known = cold.entry(id.position());
-                if known.generation != id.generation
-                    || known.is_superseded_by(entry.epoch, entry.sequence, context.now_ms)
-                {
-                    cold.set_entry(id.position(), entry);
-                    taken.push((*id, entry.load.is_some()));
+                let mut news = *entry;
+                if known.generation == id.generation {
+                    if !known.is_superseded_by(entry.epoch, entry.sequence, context.now_ms) {
+                        continue;
+                    }
+                    news.follow(&known);
                 }
+                cold.set_entry(id.position(), &news);
+                taken.push((*id, entry.load.is_some()));
             }
             if taken.is_empty() || context.store.set(&key, cold.as_bytes(), version)? == Write::Done {
                 return Ok(Some(taken));

@@ -6,6 +6,7 @@ mod changes;
 mod counts;
 mod faults;
 mod placing;
+mod reports;
 mod stores;
 
 use std::collections::HashMap;
