@@ -91,6 +91,7 @@ pub struct Balancer {
     seed: u64,
     tally: Tally,
     warned_unplaced: bool,
+    warned_passthrough: bool,
 }
 
 /// The cold reports of one block, as of the version named in the hot block.
@@ -138,6 +139,7 @@ impl Balancer {
             config: Rc::new(config),
             tally: Tally::default(),
             warned_unplaced: false,
+            warned_passthrough: false,
         })
     }
 

@@ -4,7 +4,8 @@ use std::rc::Rc;
 
 use super::table::TRIES;
 use super::{Balancer, Context, Level, hashes};
-use crate::fleet::Fleet;
+use crate::config::PolicyName;
+use crate::fleet::{Fleet, UNKNOWN_MODEL};
 use crate::report::Snapshot;
 use crate::state::fleet::url_hash;
 use crate::state::load::{BreakerState, Slot, SlotId};
@@ -62,7 +63,28 @@ impl Balancer {
         }
     }
 
+    /// Says once that all but one worker of a pool stay idle under `passthrough`.
+    fn warn_passthrough(&mut self, context: &mut Context<'_>) {
+        if self.config.policy != PolicyName::Passthrough || self.warned_passthrough {
+            return;
+        }
+        let mut models = self.fleet.models();
+        if models.is_empty() {
+            models.push(UNKNOWN_MODEL);
+        }
+        let widest = models.iter().map(|model| self.fleet.pool(model).workers.len()).max().unwrap_or(0);
+        if widest > 1 {
+            self.warned_passthrough = true;
+            let line = format!(
+                "the policy passthrough is for a single backend: of {widest} workers only the first available one \
+                 receives traffic"
+            );
+            context.log.line(Level::Warn, &line);
+        }
+    }
+
     fn lead(&mut self, context: &mut Context<'_>) -> Result<(), StoreError> {
+        self.warn_passthrough(context);
         let now_secs = context.now_secs();
         let urls = hashes(&self.config);
         let state = self.fleet_table.refresh(context.store, &urls, now_secs)?;

@@ -8,6 +8,7 @@ mod faults;
 mod placing;
 mod reports;
 mod stores;
+mod turns;
 
 use std::collections::HashMap;
 
