@@ -2,7 +2,7 @@
 
 use crate::state::load::{LoadBlock, SLOTS_PER_BLOCK, Slot, SlotId};
 use crate::state::names::Name;
-use crate::store::{Store, StoreError, Write};
+use crate::store::{ABSENT, Store, StoreError, Write, version_of};
 
 /// A writer that loses this often in a row gives its change to the pending list.
 pub(super) const TRIES: usize = 16;
@@ -22,7 +22,7 @@ pub struct Read {
     pub number: u16,
     /// Its content.
     pub block: LoadBlock,
-    /// For the compare-and-swap; none if the block was never created.
+    /// For the compare-and-swap.
     pub version: Option<u32>,
 }
 
@@ -64,8 +64,7 @@ impl LoadTable {
         self.report.part(u32::from(block))
     }
 
-    /// Creates the blocks that are missing, empty: a versioned write to an absent key never fails, so what may be
-    /// written by two at once must exist before.
+    /// Creates the blocks that are missing, empty.
     ///
     /// # Errors
     /// When the store cannot answer.
@@ -77,9 +76,7 @@ impl LoadTable {
         }
         for block in 0..self.blocks {
             for key in [self.load_key(block), self.report_key(block)] {
-                if store.get(&key)?.is_none() {
-                    store.set(&key, &[], None)?;
-                }
+                store.set(&key, &[], Some(ABSENT))?;
             }
         }
         Ok(())
@@ -91,7 +88,8 @@ impl LoadTable {
     /// When the store cannot answer.
     pub fn read(&self, store: &mut dyn Store, number: u16) -> Result<Read, StoreError> {
         let stored = store.get(&self.load_key(number))?;
-        let (bytes, version) = stored.map_or((Vec::new(), None), |stored| (stored.value, Some(stored.version)));
+        let version = version_of(stored.as_ref());
+        let bytes = stored.map(|stored| stored.value).unwrap_or_default();
         Ok(Read { number, block: LoadBlock::new(bytes), version })
     }
 

@@ -10,7 +10,7 @@ use crate::report::Snapshot;
 use crate::state::fleet::url_hash;
 use crate::state::load::{BreakerState, Slot, SlotId};
 use crate::state::report::{Entry, ReportBlock};
-use crate::store::{StoreError, Write};
+use crate::store::{StoreError, Write, version_of};
 
 /// What became of a snapshot's workers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -205,7 +205,7 @@ impl Balancer {
         let key = self.load.report_key(block);
         for _ in 0..TRIES {
             let stored = context.store.get(&key)?;
-            let version = stored.as_ref().map(|stored| stored.version);
+            let version = version_of(stored.as_ref());
             let mut cold = ReportBlock::new(stored.map(|stored| stored.value).unwrap_or_default());
             let mut taken = Vec::with_capacity(reports.len());
             for (id, entry) in reports {

@@ -3,7 +3,7 @@
 
 use super::bytes::{read_u32, read_u64, write};
 use super::names::Name;
-use crate::store::{Store, StoreError, Write};
+use crate::store::{Store, StoreError, Write, version_of};
 
 const HEADER_BYTES: usize = 8;
 const TAG_BYTES: usize = 8;
@@ -57,7 +57,8 @@ impl PageTable {
     /// When the host cannot answer.
     pub fn read(&self, store: &mut dyn Store, index: u32) -> Result<Page, StoreError> {
         let stored = store.get(&self.name.part(index))?;
-        let (bytes, version) = stored.map_or((Vec::new(), None), |stored| (stored.value, Some(stored.version)));
+        let version = version_of(stored.as_ref());
+        let bytes = stored.map(|stored| stored.value).unwrap_or_default();
         let mut page = Page { index, version, bytes, entry_bytes: self.entry_bytes, entries: self.entries };
         let entry_bytes = page.bytes.len().checked_sub(HEADER_BYTES);
         if entry_bytes.is_none_or(|bytes| bytes % self.entry_bytes != 0 || bytes > self.entries * self.entry_bytes) {
@@ -68,8 +69,6 @@ impl PageTable {
     }
 
     /// Stores a changed page if nobody has written it since it was read.
-    /// Two creators of one page may overwrite each other once: what the first one stored is lost, which every user
-    /// of this table must bear (there is no atomic create).
     ///
     /// # Errors
     /// When the host cannot store the value.
@@ -245,6 +244,16 @@ mod tests {
         let mut page = table.read(&mut store, 0).unwrap();
         page.find_or_insert(1);
         table.write(&mut store, &page).unwrap();
+        let (mut one, mut two) = (table.read(&mut store, 0).unwrap(), table.read(&mut store, 0).unwrap());
+        one.find_or_insert(2);
+        two.find_or_insert(3);
+        assert_eq!(table.write(&mut store, &one), Ok(Write::Done));
+        assert_eq!(table.write(&mut store, &two), Ok(Write::Conflict));
+    }
+
+    #[test]
+    fn two_creators_of_a_page_do_not_overwrite_each_other() {
+        let (table, mut store) = (table(), MemoryStore::default());
         let (mut one, mut two) = (table.read(&mut store, 0).unwrap(), table.read(&mut store, 0).unwrap());
         one.find_or_insert(2);
         two.find_or_insert(3);

@@ -6,6 +6,7 @@ mod changes;
 mod counts;
 mod faults;
 mod placing;
+mod races;
 mod reports;
 mod stores;
 mod turns;
