@@ -1,4 +1,6 @@
 //! What the tests, the demo and the benchmarks are made of: fake engines, a Wasm host, an Envoy launcher, load.
 
 pub mod envoy;
+pub mod fake_engine;
 pub mod wasm;
+pub mod workload;
