@@ -10,7 +10,7 @@ use crate::answer::Refusal;
 use crate::breaker;
 use crate::fleet::{Fleet, Pool, UNKNOWN_MODEL, Worker};
 use crate::policy::score::expected_wait;
-use crate::policy::{Candidate, Pick, Policy, View};
+use crate::policy::{Branch, Candidate, Pick, Policy, View};
 use crate::prefix::path::{self, Node, Root};
 use crate::state::load::{BreakerState, SLOTS_PER_BLOCK, Slot, SlotId};
 use crate::state::report::ReportBlock;
@@ -343,7 +343,7 @@ impl Balancer {
         let model = fleet.model_label(prompt.model);
         self.tally.selected(model, policy);
         let (pick, matched) = (&placement.pick, &placement.found.matched);
-        if let Some(branch) = pick.branch {
+        if let Some(branch) = pick.branch.filter(|branch| *branch != Branch::KvPressure) {
             self.tally.decided(branch, matched.matched, matched.total);
         }
         if !context.log.wants(Level::Debug) {
