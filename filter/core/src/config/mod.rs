@@ -42,7 +42,6 @@ pub struct Config {
     pub route_metadata: bool,
     /// A request header, in lower case, that names the model in place of the body.
     pub model_header: Option<String>,
-    /// The headers, in lower case, that carry a routing key; the first valid one counts.
     /// How much of a body is held before the request is routed on what has arrived, in bytes.
     pub max_buffered_request_bytes: u64,
     /// Slots for workers in the shared tables, a multiple of 64.
