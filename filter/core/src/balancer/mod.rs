@@ -119,7 +119,9 @@ impl Balancer {
         load.create(context.store)?;
         let urls = hashes(&config);
         let now_secs = context.now_secs();
-        fleet_table.intern(context.store, &urls, now_secs)?;
+        // Refreshed, not only interned: a worker that comes back after a while is not to be given up by a configuration
+        // that ticks before this one.
+        fleet_table.refresh(context.store, &urls, now_secs)?;
         let state = fleet_table.read(context.store)?;
         let fleet = Rc::new(Fleet::new(&config, &state));
         let mut policy_of_rest = config.clone();
@@ -198,4 +200,4 @@ fn hashes(config: &Config) -> Vec<u64> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

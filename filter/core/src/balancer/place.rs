@@ -219,7 +219,7 @@ impl Balancer {
                     true
                 })?;
                 if !applied {
-                    pending.extend(self.load.count(context.store, id, 1));
+                    self.load.count(context.store, id, 1, pending);
                 }
                 return Ok(Ok(Placement { candidates, pick, counted: Some(id), healthy, found }));
             }

@@ -128,8 +128,20 @@ impl LoadTable {
         Ok(false)
     }
 
-    /// Adds `change` to the in-flight count of `id`; what loses every race is returned, for a later try.
-    pub fn count(&self, store: &mut dyn Store, id: SlotId, change: i32) -> Option<Pending> {
+    /// Adds `change` to the in-flight count of `id`; what loses every race is added to `pending`, for a later try.
+    ///
+    /// A change of the other sign that still waits is dropped instead: a count stops at 0, so to subtract now and add
+    /// later would leave one too many for ever.
+    pub fn count(&self, store: &mut dyn Store, id: SlotId, change: i32, pending: &mut Vec<Pending>) {
+        let opposite = |waiting: &Pending| waiting.id == id && waiting.change == -change && waiting.table == self.load;
+        if let Some(at) = pending.iter().position(opposite) {
+            pending.swap_remove(at);
+            return;
+        }
+        pending.extend(self.add(store, id, change));
+    }
+
+    fn add(&self, store: &mut dyn Store, id: SlotId, change: i32) -> Option<Pending> {
         let done = self.change(store, id, |slot| {
             slot.in_flight = slot.in_flight.saturating_add_signed(change);
             true
@@ -141,6 +153,6 @@ impl LoadTable {
     #[must_use]
     pub fn retry(store: &mut dyn Store, pending: Pending) -> Option<Pending> {
         let table = Self { load: pending.table.clone(), report: pending.table, blocks: 0 };
-        table.count(store, pending.id, pending.change)
+        table.add(store, pending.id, pending.change)
     }
 }

@@ -89,18 +89,20 @@ impl Balancer {
 
     /// Gives up a slot whose owner nobody names any more, once nothing is in flight there.
     fn release(&mut self, context: &mut Context<'_>, id: SlotId) -> Result<(), StoreError> {
-        let mut empty = false;
+        // The load table goes first: a slot of a later generation there was released already, up to the second step.
+        let mut released = true;
         let done = self.load.change(context.store, id, |slot| {
-            empty = slot.in_flight == 0;
+            released = slot.in_flight == 0;
             *slot = Slot { generation: id.generation.wrapping_add(1), ..Slot::default() };
-            empty
+            released
         })?;
-        if done && empty {
+        if done && released {
             self.fleet_table.free(context.store, id)?;
         }
         Ok(())
     }
 
+    /// Sets the gauges of all workers.
     fn gauges(&mut self, context: &mut Context<'_>) -> Result<(), StoreError> {
         let fleet = Rc::clone(&self.fleet);
         let mut block = None;
@@ -110,6 +112,11 @@ impl Balancer {
             }
             let Some((_, block)) = &block else { continue };
             let slot = block.slot(worker.id.position());
+            if slot.generation != worker.id.generation {
+                // Named again in the middle of its release: with the release finished, the next tick gives it a slot.
+                self.fleet_table.free(context.store, worker.id)?;
+                continue;
+            }
             let labels = [("worker", worker.url.as_str())];
             let state = match slot.breaker {
                 BreakerState::Closed => 0,
