@@ -94,6 +94,12 @@ pub struct Balancer {
     warned_unplaced: bool,
     warned_passthrough: bool,
     census: Census,
+    /// The leader's ticks so far.
+    beats: u32,
+    /// Slots that the last sweep has found forgotten.
+    forgotten: Vec<SlotId>,
+    /// The metrics' numbers of each worker's gauges, in the order of the fleet.
+    gauges: Vec<[Option<usize>; 3]>,
 }
 
 /// The cold reports of one block, as of the version named in the hot block.
@@ -143,6 +149,9 @@ impl Balancer {
             warned_unplaced: false,
             warned_passthrough: false,
             census: Census::default(),
+            beats: 0,
+            forgotten: Vec::new(),
+            gauges: Vec::new(),
         })
     }
 
