@@ -69,19 +69,32 @@ impl Balancer {
         }
     }
 
+    /// Says once that all but one worker of a pool stay idle under `passthrough`.
+    fn warn_passthrough(&mut self, context: &mut Context<'_>) {
+        if self.config.policy != PolicyName::Passthrough || self.warned_passthrough {
+            return;
+        }
+        let mut models = self.fleet.models();
+        if models.is_empty() {
+            models.push(UNKNOWN_MODEL);
+        }
+        let widest = models.iter().map(|model| self.fleet.pool(model).workers.len()).max().unwrap_or(0);
+        if widest > 1 {
+            self.warned_passthrough = true;
+            let line = format!(
+                "the policy passthrough is for a single backend: of {widest} workers only the first available one \
+                 receives traffic"
+            );
+            context.log.line(Level::Warn, &line);
+        }
+    }
+
     fn lead(&mut self, context: &mut Context<'_>) -> Result<(), StoreError> {
         self.beats = self.beats.wrapping_add(1);
         if self.beats.is_multiple_of(BEATS_PER_SWEEP) {
             self.sweep(context)?;
         }
-        if self.config.policy == PolicyName::Passthrough && self.fleet.workers().len() > 1 && !self.warned_passthrough {
-            self.warned_passthrough = true;
-            let line = format!(
-                "passthrough is for a single backend: of {} workers only the first available one receives traffic",
-                self.fleet.workers().len()
-            );
-            context.log.line(Level::Warn, &line);
-        }
+        self.warn_passthrough(context);
         if let Some(counted) = self.census.step(context.store, &self.tree)? {
             context.metrics.set("smg_cache_tree_nodes", &[], counted.nodes);
             context.metrics.set("smg_cache_tree_bytes", &[], counted.bytes);
@@ -160,7 +173,7 @@ impl Balancer {
     }
 
     /// Takes the reports of `snapshot`: cold table first, then the hot one (zero the tally, name the new version).
-    /// A report that failed to come leaves the tally alone.
+    /// A report that failed to come leaves the tally alone and the last load in place.
     ///
     /// # Errors
     /// When the store cannot answer.
@@ -180,6 +193,8 @@ impl Balancer {
             }
             let entry = Entry {
                 load: worker.load,
+                loaded_ms: context.now_ms,
+                silent: worker.load.is_none(),
                 received_ms: context.now_ms,
                 interval_ms: snapshot.interval_ms,
                 epoch: snapshot.epoch,
@@ -226,12 +241,15 @@ impl Balancer {
             let mut taken = Vec::with_capacity(reports.len());
             for (id, entry) in reports {
                 let known = cold.entry(id.position());
-                if known.generation != id.generation
-                    || known.is_superseded_by(entry.epoch, entry.sequence, context.now_ms)
-                {
-                    cold.set_entry(id.position(), entry);
-                    taken.push((*id, entry.load.is_some()));
+                let mut news = *entry;
+                if known.generation == id.generation {
+                    if !known.is_superseded_by(entry.epoch, entry.sequence, context.now_ms) {
+                        continue;
+                    }
+                    news.follow(&known);
                 }
+                cold.set_entry(id.position(), &news);
+                taken.push((*id, entry.load.is_some()));
             }
             if taken.is_empty() || context.store.set(&key, cold.as_bytes(), version)? == Write::Done {
                 return Ok(Some(taken));

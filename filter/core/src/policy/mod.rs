@@ -31,7 +31,7 @@ pub struct Candidate {
     pub tally_tokens: u32,
     /// Requests credited since its last report.
     pub tally_requests: u32,
-    /// Its last report, if it is fresh.
+    /// Its last report, if it counts.
     pub report: Option<Load>,
 }
 
@@ -104,6 +104,9 @@ pub struct Needs {
     pub turn: bool,
     /// Expected wait, for ranking the workers behind the pick.
     pub score: bool,
+    /// A worker's last load also counts after a poll of it has failed, until it is too old. SMG's `least_load` keeps
+    /// it, its `cache_aware` takes such a worker for one that does not report.
+    pub last_load: bool,
 }
 
 /// One of the policies.

@@ -6,7 +6,9 @@ mod changes;
 mod counts;
 mod faults;
 mod placing;
+mod reports;
 mod stores;
+mod turns;
 
 use std::collections::HashMap;
 
