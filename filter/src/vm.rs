@@ -120,10 +120,17 @@ impl Vm {
 
     /// A configuration has been replaced: keeps what it has counted. Streams that it still serves keep it alive.
     pub(crate) fn retire(&mut self, root: &Root) {
-        if let Root::Route(balancer) = root
-            && let Ok(mut balancer) = balancer.try_borrow_mut()
-        {
-            balancer.publish(&mut self.metrics);
+        let Root::Route(balancer) = root else { return };
+        let mut others = Vec::new();
+        for root in self.roots.values() {
+            if let Root::Route(other) = root
+                && let Ok(other) = other.try_borrow()
+            {
+                others.extend(other.fleet().workers().iter().map(|worker| worker.url.clone()));
+            }
+        }
+        if let Ok(mut balancer) = balancer.try_borrow_mut() {
+            balancer.retire(&mut self.metrics, &others);
         }
     }
 

@@ -1,4 +1,8 @@
 //! What the tests, the demo and the benchmarks are made of: fake engines, a Wasm host, an Envoy launcher, load.
 
+pub mod demo;
 pub mod envoy;
+pub mod fake_engine;
+pub mod load;
 pub mod wasm;
+pub mod workload;

@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
 use crate::policy::{self, Policy};
+use crate::state::census::Census;
 use crate::state::fleet::{FleetTable, url_hash};
 use crate::state::load::SlotId;
 use crate::state::meta::Lease;
@@ -92,6 +93,13 @@ pub struct Balancer {
     tally: Tally,
     warned_unplaced: bool,
     warned_passthrough: bool,
+    census: Census,
+    /// The leader's ticks so far.
+    beats: u32,
+    /// Slots that the last sweep has found forgotten.
+    forgotten: Vec<SlotId>,
+    /// The metrics' numbers of each worker's gauges, in the order of the fleet.
+    gauges: Vec<[Option<usize>; 3]>,
 }
 
 /// The cold reports of one block, as of the version named in the hot block.
@@ -140,6 +148,10 @@ impl Balancer {
             tally: Tally::default(),
             warned_unplaced: false,
             warned_passthrough: false,
+            census: Census::default(),
+            beats: 0,
+            forgotten: Vec::new(),
+            gauges: Vec::new(),
         })
     }
 
@@ -166,10 +178,14 @@ impl Balancer {
         self.tally.publish(metrics);
     }
 
-    /// Whether the policy decides on the request's body.
-    #[must_use]
-    pub fn needs_body(&self) -> bool {
-        self.policy.needs().prefix || self.fleet.needs_model()
+    /// Marks the workers that `others` do not have as gone from the gauges: this configuration is being replaced.
+    pub fn retire(&mut self, metrics: &mut Metrics, others: &[String]) {
+        self.publish(metrics);
+        for worker in self.fleet.workers().iter().filter(|worker| !others.contains(&worker.url)) {
+            let labels = [("worker", worker.url.as_str())];
+            metrics.set("smg_worker_requests_active", &labels, 0);
+            metrics.set("smg_worker_health", &labels, 0);
+        }
     }
 
     /// Whether the policy looks at the prompt itself, not only at its model.

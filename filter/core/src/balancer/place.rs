@@ -10,7 +10,7 @@ use crate::answer::Refusal;
 use crate::breaker;
 use crate::fleet::{Fleet, Pool, UNKNOWN_MODEL, Worker};
 use crate::policy::score::expected_wait;
-use crate::policy::{Candidate, Pick, Policy, View};
+use crate::policy::{Branch, Candidate, Pick, Policy, View};
 use crate::prefix::path::{self, Node, Root};
 use crate::state::load::{BreakerState, SLOTS_PER_BLOCK, Slot, SlotId};
 use crate::state::report::{Entry, ReportBlock};
@@ -104,6 +104,10 @@ impl Balancer {
         let fleet = Rc::clone(&self.fleet);
         let pool = fleet.pool(prompt.model);
         if pool.workers.is_empty() {
+            if !fleet.unplaced().is_empty() {
+                // Workers are registered whose addresses nobody has told yet: one of them may serve it.
+                return Err(Refusal::NoAvailableWorkers);
+            }
             let model = if prompt.model.is_empty() { UNKNOWN_MODEL } else { prompt.model };
             return Err(Refusal::ModelNotFound(model.to_owned()));
         }
@@ -120,7 +124,8 @@ impl Balancer {
             self.record(context, &fleet, prompt, &placement, worker.worker);
             if !nodes.is_empty() {
                 // Best effort: a lost race or a failing store costs a hint, never the request.
-                let _ = self.tree.insert(context.store, &nodes, worker.id, placement.found);
+                let evicted = self.tree.insert(context.store, &nodes, worker.id, placement.found);
+                self.tally.evicted(evicted.unwrap_or(0));
             }
         }
         Ok(Ticket { fleet, list, counted: placement.counted, healthy: placement.healthy })
@@ -346,7 +351,7 @@ impl Balancer {
         let model = fleet.model_label(prompt.model);
         self.tally.selected(model, policy);
         let (pick, matched) = (&placement.pick, &placement.found.matched);
-        if let Some(branch) = pick.branch {
+        if let Some(branch) = pick.branch.filter(|branch| *branch != Branch::KvPressure) {
             self.tally.decided(branch, matched.matched, matched.total);
         }
         if !context.log.wants(Level::Debug) {

@@ -27,6 +27,7 @@ pub(super) struct Tally {
     selections: Vec<(String, &'static str, u64)>,
     branches: [(u64, Option<Branch>); 3],
     ratios: [u64; RATIO_BOUNDS.len()],
+    evicted: u64,
 }
 
 impl Tally {
@@ -58,6 +59,11 @@ impl Tally {
         }
     }
 
+    /// So many nodes of the prefix tree had to make room.
+    pub(super) fn evicted(&mut self, nodes: u64) {
+        self.evicted += nodes;
+    }
+
     /// Moves the counts into `metrics`.
     pub(super) fn publish(&mut self, metrics: &mut Metrics) {
         for (model, policy, count) in self.selections.iter_mut().filter(|(_, _, count)| *count > 0) {
@@ -70,6 +76,9 @@ impl Tally {
                 let labels = [("branch", branch.as_str())];
                 metrics.add("smg_cache_aware_policy_branch_total", &labels, std::mem::take(count));
             }
+        }
+        if self.evicted > 0 {
+            metrics.add("smg_cache_tree_evictions_total", &[], std::mem::take(&mut self.evicted));
         }
         // Prometheus' buckets are cumulative: each counts everything up to its bound.
         let mut below = 0;

@@ -25,6 +25,12 @@ pub struct Applied {
     pub lost: u64,
 }
 
+/// What is shown of each worker.
+const WORKER_GAUGES: [&str; 3] = ["smg_worker_requests_active", "smg_worker_health", "smg_worker_cb_state"];
+
+/// The leader looks for forgotten slots once in so many of its ticks.
+const BEATS_PER_SWEEP: u32 = 16;
+
 impl Balancer {
     /// One tick of this configuration in this VM: the lease, the fleet as it stands, and, as leader, what is done once
     /// per process.
@@ -37,10 +43,10 @@ impl Balancer {
         if seed != 0 {
             self.seed = seed;
         }
-        let state = self.fleet_table.read(context.store)?;
-        if state.version() != self.fleet_version {
+        if let Some(state) = self.fleet_table.read_newer(context.store, self.fleet_version)? {
             self.fleet = Rc::new(Fleet::new(&self.config, &state));
             self.fleet_version = state.version();
+            self.gauges.clear();
         }
         self.warn_unplaced(context);
         if leads {
@@ -84,14 +90,32 @@ impl Balancer {
     }
 
     fn lead(&mut self, context: &mut Context<'_>) -> Result<(), StoreError> {
+        self.beats = self.beats.wrapping_add(1);
+        if self.beats.is_multiple_of(BEATS_PER_SWEEP) {
+            self.sweep(context)?;
+        }
         self.warn_passthrough(context);
-        let now_secs = context.now_secs();
-        let urls = hashes(&self.config);
-        let state = self.fleet_table.refresh(context.store, &urls, now_secs)?;
-        for id in state.forgotten(now_secs) {
-            self.release(context, id)?;
+        if let Some(counted) = self.census.step(context.store, &self.tree)? {
+            context.metrics.set("smg_cache_tree_nodes", &[], counted.nodes);
+            context.metrics.set("smg_cache_tree_bytes", &[], counted.bytes);
+            let line = format!("prefix tree: {} nodes in {} bytes", counted.nodes, counted.bytes);
+            context.log.line(Level::Debug, &line);
         }
         self.gauges(context)
+    }
+
+    /// Notes that this configuration's workers are in use and gives up slots that nobody names any more.
+    fn sweep(&mut self, context: &mut Context<'_>) -> Result<(), StoreError> {
+        let now_secs = context.now_secs();
+        let state = self.fleet_table.refresh(context.store, &hashes(&self.config), now_secs)?;
+        let forgotten = state.forgotten(now_secs);
+        // A clock that leaps makes other configurations' workers look forgotten until their own sweep: a slot goes only
+        // when two sweeps in a row have found it so.
+        let before = std::mem::replace(&mut self.forgotten, forgotten.clone());
+        for id in forgotten.into_iter().filter(|id| before.contains(id)) {
+            self.release(context, id)?;
+        }
+        Ok(())
     }
 
     /// Gives up a slot whose owner nobody names any more, once nothing is in flight there.
@@ -112,8 +136,12 @@ impl Balancer {
     /// Sets the gauges of all workers.
     fn gauges(&mut self, context: &mut Context<'_>) -> Result<(), StoreError> {
         let fleet = Rc::clone(&self.fleet);
+        if self.gauges.len() != fleet.workers().len() {
+            let mut named = |url: &str| WORKER_GAUGES.map(|name| context.metrics.gauge(name, &[("worker", url)]));
+            self.gauges = fleet.workers().iter().map(|worker| named(&worker.url)).collect();
+        }
         let mut block = None;
-        for worker in fleet.workers() {
+        for (number, worker) in fleet.workers().iter().enumerate() {
             if block.as_ref().is_none_or(|(number, _)| *number != worker.id.block()) {
                 block = Some((worker.id.block(), self.load.read(context.store, worker.id.block())?.block));
             }
@@ -124,17 +152,20 @@ impl Balancer {
                 self.fleet_table.free(context.store, worker.id)?;
                 continue;
             }
-            let labels = [("worker", worker.url.as_str())];
             let state = match slot.breaker {
                 BreakerState::Closed => 0,
                 BreakerState::Open => 1,
                 BreakerState::HalfOpen => 2,
             };
-            context.metrics.set("smg_worker_requests_active", &labels, u64::from(slot.in_flight));
-            context.metrics.set("smg_worker_health", &labels, u64::from(slot.status.is_selectable()));
-            context.metrics.set("smg_worker_cb_state", &labels, state);
+            let values = [u64::from(slot.in_flight), u64::from(slot.status.is_selectable()), state];
+            let gauges = self.gauges.get(number).copied().unwrap_or_default();
+            for (gauge, value) in gauges.into_iter().zip(values) {
+                if let Some(gauge) = gauge {
+                    context.metrics.set_at(gauge, value);
+                }
+            }
         }
-        for model in fleet.models() {
+        for model in fleet.models().into_iter().chain([UNKNOWN_MODEL]) {
             let labels = [("worker_type", "regular"), ("connection_mode", "http"), ("model", model)];
             context.metrics.set("smg_worker_pool_size", &labels, fleet.pool(model).workers.len() as u64);
         }

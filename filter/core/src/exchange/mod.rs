@@ -101,6 +101,8 @@ pub struct Exchange {
     endpoint: Endpoint,
     /// The token hint, kept aside until the request is placed.
     tokens: Option<Vec<u8>>,
+    /// The model that the configured header names; it wins over the body's.
+    model: Option<String>,
     ticket: Option<Ticket>,
     /// The body is looked at again when so many bytes are held.
     look_at: usize,
@@ -135,9 +137,13 @@ impl Exchange {
         if scene.balancer.needs_prompt() {
             self.tokens = scene.http.request_header(TOKENS_HEADER);
         }
+        if let Some(name) = scene.balancer.config().model_header.clone() {
+            self.model = scene.http.request_header(&name).and_then(|raw| String::from_utf8(raw).ok());
+        }
         scene.facts.clear();
         let hinted = self.tokens.as_ref().is_some_and(|header| scene.facts.hint(header));
-        let can_decide = !scene.balancer.needs_body() || (hinted && !scene.balancer.fleet().needs_model());
+        let needs_model = self.model.is_none() && scene.balancer.fleet().needs_model();
+        let can_decide = !needs_model && (hinted || !scene.balancer.needs_prompt());
         if ends || can_decide {
             return self.place(scene);
         }
@@ -156,7 +162,7 @@ impl Exchange {
         }
         self.read(scene, held, ends);
         let unknown_model = scene.facts.end == Parsed::Cut && scene.facts.model.is_empty();
-        if !ends && unknown_model && scene.balancer.fleet().needs_model() {
+        if !ends && unknown_model && self.model.is_none() && scene.balancer.fleet().needs_model() {
             // The model may stand behind the messages. Looking again at twice the size bounds the work.
             self.look_at = held.saturating_mul(2);
             return Step::Pause;
@@ -181,12 +187,12 @@ impl Exchange {
         let attempts = attempts.and_then(|raw| raw.first_chunk::<8>().map(|raw| u64::from_le_bytes(*raw)));
         let address = scene.http.property(&["upstream", "address"]).and_then(|raw| String::from_utf8(raw).ok());
         let status = scene.http.response_header(":status").and_then(|raw| parse_status(&raw)).unwrap_or(0);
-        let outcome = outcome(scene.http, status);
+        let (outcome, from_upstream) = judge(scene.http, status);
         let answered = Answered { attempts, address: address.as_deref(), status, outcome };
         let worker = scene.balancer.answered(scene.context, ticket, answered, scene.pending);
-        let worker = worker.and_then(|worker| ticket.fleet().worker(worker));
+        let worker = worker.filter(|_| from_upstream).and_then(|worker| ticket.fleet().worker(worker));
         ResponseStep {
-            strip_error_code: address.is_some(),
+            strip_error_code: from_upstream,
             worker_id: worker.map_or(WorkerId::Remove, |worker| WorkerId::Set(worker.url.clone())),
         }
     }
@@ -234,7 +240,7 @@ impl Exchange {
             Prompt { any_worker, ..Prompt::default() }
         } else {
             Prompt {
-                model: &facts.model,
+                model: self.model.as_deref().unwrap_or(&facts.model),
                 text: &facts.text,
                 text_bytes: facts.text_bytes,
                 tokens: &facts.tokens,
@@ -268,18 +274,18 @@ fn is_ours(scene: &mut Scene<'_, '_>) -> bool {
     config.route_metadata && scene.http.property(&enabled).is_some_and(|raw| raw.first() == Some(&1))
 }
 
-/// What a status says of the worker that Envoy names as the last one tried. Envoy's own answers are told apart by
-/// their details; those are read only where it matters.
-fn outcome(http: &mut dyn Http, status: u16) -> Option<Outcome> {
+/// What a status says of the worker that Envoy names as the last one tried, and whether that worker gave it.
+/// Envoy's own answers are told apart by their details; those are read only where it matters.
+fn judge(http: &mut dyn Http, status: u16) -> (Option<Outcome>, bool) {
     let outcome = Outcome::of_status(status);
     if outcome == Outcome::Success && status != 0 && status != 413 {
-        return Some(outcome);
+        return (Some(outcome), true);
     }
     let details = http.property(&["response", "code_details"]).unwrap_or_default();
     match details.as_slice() {
-        b"via_upstream" | b"" => Some(outcome),
-        details if WORKERS_FAULT.iter().any(|prefix| details.starts_with(prefix)) => Some(Outcome::Failure),
-        _ => None,
+        b"via_upstream" | b"" => (Some(outcome), true),
+        details if WORKERS_FAULT.iter().any(|prefix| details.starts_with(prefix)) => (Some(Outcome::Failure), false),
+        _ => (None, false),
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod cache_aware;
 mod least_load;
+mod overlap;
 mod passthrough;
 mod random;
 mod round_robin;
@@ -56,6 +57,8 @@ pub enum Branch {
     Spill,
     /// Too little of the prompt matched.
     ExpectedWaitFallback,
+    /// KV memory is too full, or too unevenly so, to go by prefixes. Logged, not counted.
+    KvPressure,
 }
 
 impl Branch {
@@ -66,6 +69,7 @@ impl Branch {
             Self::TreeMatch => "tree_match",
             Self::Spill => "spill",
             Self::ExpectedWaitFallback => "expected_wait_fallback",
+            Self::KvPressure => "kv_pressure_expected_wait",
         }
     }
 }

@@ -200,6 +200,18 @@ impl FleetTable {
         &self.key
     }
 
+    /// Reads the table if its version is not `known`.
+    ///
+    /// # Errors
+    /// When the store cannot answer.
+    pub fn read_newer(&self, store: &mut dyn Store, known: Option<u32>) -> Result<Option<FleetState>, StoreError> {
+        let stored = store.get(&self.key)?;
+        Ok(stored.filter(|stored| known != Some(stored.version)).map(|stored| FleetState {
+            version: Some(stored.version),
+            ..FleetState::decode(&stored.value, self.capacity)
+        }))
+    }
+
     /// Reads the table.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! Bounded state over the shared store.
 
 mod bytes;
+pub mod census;
 pub mod fleet;
 pub mod load;
 pub mod meta;

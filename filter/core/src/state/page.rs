@@ -3,7 +3,7 @@
 
 use super::bytes::{read_u32, read_u64, write};
 use super::names::Name;
-use crate::store::{Store, StoreError, Write, version_of};
+use crate::store::{ABSENT, Store, StoreError, Write};
 
 const HEADER_BYTES: usize = 8;
 const TAG_BYTES: usize = 8;
@@ -57,8 +57,7 @@ impl PageTable {
     /// When the host cannot answer.
     pub fn read(&self, store: &mut dyn Store, index: u32) -> Result<Page, StoreError> {
         let stored = store.get(&self.name.part(index))?;
-        let version = version_of(stored.as_ref());
-        let bytes = stored.map(|stored| stored.value).unwrap_or_default();
+        let (bytes, version) = stored.map_or((Vec::new(), None), |stored| (stored.value, Some(stored.version)));
         let mut page = Page { index, version, bytes, entry_bytes: self.entry_bytes, entries: self.entries };
         let entry_bytes = page.bytes.len().checked_sub(HEADER_BYTES);
         if entry_bytes.is_none_or(|bytes| bytes % self.entry_bytes != 0 || bytes > self.entries * self.entry_bytes) {
@@ -73,8 +72,19 @@ impl PageTable {
     /// # Errors
     /// When the host cannot store the value.
     pub fn write(&self, store: &mut dyn Store, page: &Page) -> Result<Write, StoreError> {
-        store.set(&self.name.part(page.index), &page.bytes, page.version)
+        store.set(&self.name.part(page.index), &page.bytes, Some(page.version.unwrap_or(ABSENT)))
     }
+}
+
+/// How an entry came into its page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entered {
+    /// It was there.
+    Known,
+    /// There was room.
+    Added,
+    /// The least recently used one made room.
+    Replaced,
 }
 
 /// A copy of one page.
@@ -100,6 +110,12 @@ impl Page {
         (self.bytes.len() - HEADER_BYTES.min(self.bytes.len())) / self.entry_bytes
     }
 
+    /// Bytes that the page takes in the store; 0 if nobody has written it.
+    #[must_use]
+    pub fn stored_bytes(&self) -> usize {
+        if self.version.is_some() { self.bytes.len() } else { 0 }
+    }
+
     /// Whether a new tag would replace another.
     #[must_use]
     pub fn is_full(&self) -> bool {
@@ -114,18 +130,17 @@ impl Page {
         entries.chunks_exact(self.entry_bytes).position(|entry| entry.starts_with(&wanted))
     }
 
-    /// The entry with `tag`, made if need be, and freshly stamped.
-    /// Returns its number and whether it is new; a new one's payload is zeros.
-    pub fn find_or_insert(&mut self, tag: u64) -> (usize, bool) {
+    /// The entry with `tag`, made if need be, and freshly stamped. A new one's payload is zeros.
+    pub fn find_or_insert(&mut self, tag: u64) -> (usize, Entered) {
         if let Some(entry) = self.find(tag) {
             self.touch(entry);
-            return (entry, false);
+            return (entry, Entered::Known);
         }
-        let entry = if self.is_full() {
-            self.least_recently_used()
+        let (entry, entered) = if self.is_full() {
+            (self.least_recently_used(), Entered::Replaced)
         } else {
             self.bytes.resize(self.bytes.len() + self.entry_bytes, 0);
-            self.used().saturating_sub(1)
+            (self.used().saturating_sub(1), Entered::Added)
         };
         let at = self.at(entry);
         if let Some(raw) = self.bytes.get_mut(at..at + self.entry_bytes) {
@@ -133,7 +148,7 @@ impl Page {
             write(raw, 0, tag.to_le_bytes());
         }
         self.touch(entry);
-        (entry, true)
+        (entry, entered)
     }
 
     /// Stamps `entry` as the most recently used of the page.
@@ -204,8 +219,8 @@ mod tests {
     fn an_entry_is_found_again_after_it_was_stored() {
         let (table, mut store) = (table(), MemoryStore::default());
         let mut page = table.read(&mut store, 2).unwrap();
-        let (entry, new) = page.find_or_insert(77);
-        assert!(new);
+        let (entry, entered) = page.find_or_insert(77);
+        assert_eq!(entered, Entered::Added);
         page.payload_mut(entry).copy_from_slice(b"data");
         assert_eq!(table.write(&mut store, &page), Ok(Write::Done));
         let page = table.read(&mut store, 2).unwrap();
@@ -220,8 +235,8 @@ mod tests {
         for tag in [1, 2, 3, 1] {
             page.find_or_insert(tag);
         }
-        let (entry, new) = page.find_or_insert(4);
-        assert!(new && page.payload(entry) == [0; 4]);
+        let (entry, entered) = page.find_or_insert(4);
+        assert!(entered == Entered::Replaced && page.payload(entry) == [0; 4]);
         assert_eq!(page.find(2), None);
         assert!([1, 3, 4].into_iter().all(|tag| page.find(tag).is_some()));
     }

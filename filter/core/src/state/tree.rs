@@ -7,10 +7,10 @@
 
 use super::bytes::{read_u16, read_u32, write};
 use super::load::SlotId;
-use super::page::{Page, PageTable};
+use super::page::{Entered, Page, PageTable};
 use crate::prefix::path::Node;
 use crate::prefix::{MAX_HOLDERS, Match};
-use crate::store::{Store, StoreError};
+use crate::store::{Store, StoreError, Write};
 
 /// A holder: slot + 1 (0 is nobody), generation, and the page's clock when it was last used.
 const HOLDER_BYTES: usize = 8;
@@ -89,7 +89,7 @@ impl PrefixTree {
     }
 
     /// Makes `worker` a holder of every node of `path`. Nodes above the match are left alone when the worker holds
-    /// the match already, unless one of those that were probed fades.
+    /// the match already, unless one of those that were probed fades. Returns how many other nodes had to make room.
     ///
     /// # Errors
     /// When the store cannot answer.
@@ -99,7 +99,8 @@ impl PrefixTree {
         path: &[Node],
         worker: SlotId,
         mut found: Found,
-    ) -> Result<(), StoreError> {
+    ) -> Result<u64, StoreError> {
+        let mut evicted = 0;
         let known = if found.matched.holders.contains(&worker) { found.depth } else { 0 };
         if known > 0 && found.fading {
             for page in &mut found.pages {
@@ -131,12 +132,14 @@ impl PrefixTree {
             {
                 continue;
             }
-            let (entry, _) = page.find_or_insert(node.tag);
+            let (entry, entered) = page.find_or_insert(node.tag);
             hold(&mut page, entry, worker);
             // A conflict skips this node: the other writer's news is as good as ours.
-            self.table.write(store, &page)?;
+            if self.table.write(store, &page)? == Write::Done && entered == Entered::Replaced {
+                evicted += 1;
+            }
         }
-        Ok(())
+        Ok(evicted)
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::bytes::{read_u32, write};
 use super::names::Name;
-use super::page::PageTable;
+use super::page::{Entered, PageTable};
 use crate::store::{Store, StoreError, Write, version_of};
 
 const SETS: u32 = 4096;
@@ -41,11 +41,11 @@ impl Turns {
         let mut position = 0;
         for _ in 0..TRIES {
             let mut page = self.table.read(store, self.table.page_of(set))?;
-            let (entry, new) = page.find_or_insert(set);
-            position = match (new, start) {
-                (false, _) => read_u32(page.payload(entry), 0),
-                (true, Some(start)) => start,
-                (true, None) => {
+            let (entry, entered) = page.find_or_insert(set);
+            position = match (entered, start) {
+                (Entered::Known, _) => read_u32(page.payload(entry), 0),
+                (_, Some(start)) => start,
+                (_, None) => {
                     let fresh = self.next_start(store)?;
                     start = Some(fresh);
                     fresh

@@ -71,7 +71,7 @@ fn succeeded(store: &MemoryStore) -> Vm {
     first.end(&mut ticket);
     first.fail(0, 5);
     let mut second = Vm::at(with(&[1]), store.clone(), 1, START_MS + MINUTE_MS);
-    second.tick();
+    second.sweep();
     let third = Vm::at(with(&[1, 2]), store.clone(), 2, START_MS + MINUTE_MS);
     assert_eq!(third.balancer.fleet.workers()[1].id, first_slot(1), "the successor stands where worker 0 stood");
     third
@@ -125,11 +125,11 @@ fn a_slot_with_requests_in_flight_is_kept_until_they_end() {
     let mut old = Vm::new(with(&[0]), store.clone(), 0);
     let mut ticket = old.send("");
     let mut new = Vm::at(with(&[1]), store.clone(), 1, START_MS + MINUTE_MS);
-    new.tick();
+    new.sweep();
     let third = Vm::at(with(&[1, 2]), store.clone(), 2, START_MS + MINUTE_MS);
     assert_eq!(third.balancer.fleet.workers()[1].id.slot, 2, "slot 0 is still taken");
     old.end(&mut ticket);
-    new.tick();
+    new.sweep();
     let fourth = Vm::at(with(&[1, 2, 3]), store, 3, START_MS + MINUTE_MS);
     assert_eq!(fourth.balancer.fleet.workers()[2].id, first_slot(1));
 }

@@ -171,6 +171,13 @@ impl Vm {
         world.pending.extend(pending.into_iter().filter_map(|change| LoadTable::retry(world.store.as_mut(), change)));
     }
 
+    /// Ticks until forgotten slots have been looked for, twice.
+    pub(crate) fn sweep(&mut self) {
+        for _ in 0..40 {
+            self.tick();
+        }
+    }
+
     /// Lets time pass.
     pub(crate) fn pass(&mut self, millis: u64) {
         self.world.now_ms += millis;

@@ -63,7 +63,7 @@ fn a_worker_registered_again_makes_a_new_set() {
     let now = vm.world.now_ms + 1000 * u64::from(2 * FORGOTTEN_AFTER_SECS);
     let other = format!(r#"{{"policy":"round_robin","max_workers":64,"workers":["{}"]}}"#, url(1));
     let mut without = Vm::at(parse(&other), store.clone(), 1, now);
-    (0..8).for_each(|_| without.tick());
+    without.sweep();
     let mut again = Vm::at(config("round_robin", 2, ""), store, 2, now);
     assert_eq!(picks(&mut again, 3), [1, 0, 1], "the old set would have gone on with 0");
     assert_eq!(again.balancer.fleet.workers()[0].id.generation, 1);
