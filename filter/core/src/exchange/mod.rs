@@ -301,3 +301,6 @@ const WORKERS_FAULT: &[&[u8]] = &[
 fn parse_status(raw: &[u8]) -> Option<u16> {
     std::str::from_utf8(raw).ok()?.parse().ok()
 }
+
+#[cfg(test)]
+mod tests;
