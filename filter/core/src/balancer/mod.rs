@@ -188,6 +188,13 @@ impl Balancer {
         }
     }
 
+    /// Whether the number of a request's token ids, or the ids themselves, matter to the policy.
+    #[must_use]
+    pub fn reads_tokens(&self) -> bool {
+        let needs = self.policy.needs();
+        needs.prefix || needs.score
+    }
+
     /// Whether the policy looks at the prompt itself, not only at its model.
     #[must_use]
     pub fn needs_prompt(&self) -> bool {

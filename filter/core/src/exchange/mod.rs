@@ -134,7 +134,7 @@ impl Exchange {
             self.endpoint = Endpoint::Other;
             return self.place(scene);
         }
-        if scene.balancer.needs_prompt() {
+        if scene.balancer.reads_tokens() {
             self.tokens = scene.http.request_header(TOKENS_HEADER);
         }
         if let Some(name) = scene.balancer.config().model_header.clone() {

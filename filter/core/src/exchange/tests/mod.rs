@@ -1,6 +1,7 @@
 //! Exchanges against a scripted host.
 
 mod bodies;
+mod heads;
 mod scope;
 
 use std::collections::HashMap;
