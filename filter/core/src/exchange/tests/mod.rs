@@ -2,6 +2,7 @@
 
 mod bodies;
 mod heads;
+mod responses;
 mod scope;
 
 use std::collections::HashMap;
