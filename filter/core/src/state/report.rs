@@ -124,7 +124,7 @@ impl ReportBlock {
         write(raw, 56, entry.sequence.to_le_bytes());
         write(raw, 64, entry.interval_ms.to_le_bytes());
         write(raw, 68, entry.generation.to_le_bytes());
-        let flags = u16::from(entry.load.is_some()) * HAS_LOAD | u16::from(entry.silent) * SILENT;
+        let flags = (u16::from(entry.load.is_some()) * HAS_LOAD) | (u16::from(entry.silent) * SILENT);
         write(raw, 70, flags.to_le_bytes());
         write(raw, 72, entry.loaded_ms.to_le_bytes());
     }
