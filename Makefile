@@ -25,9 +25,9 @@ setup: toolchain
 wasm: toolchain
 	cargo build --quiet --profile wasm -p filter --target wasm32-wasip1
 
-# Programs that the tests start.
+# Programs that the tests start. Built together, as `cargo test` does, so that no dependency is built twice.
 bins: toolchain
-	cargo build --quiet -p sidecar-loadmonitor --bins
+	cargo build --quiet --workspace --exclude filter --bins
 
 lint: toolchain
 	cargo fmt --all --check

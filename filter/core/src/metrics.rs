@@ -29,6 +29,8 @@ pub struct Metric {
     /// The host's number for it, once defined.
     pub id: Option<u32>,
     pending: Option<u64>,
+    /// A gauge's value as the host has it from this VM.
+    delivered: Option<u64>,
 }
 
 /// All metrics of this VM.
@@ -48,8 +50,20 @@ impl Metrics {
 
     /// Sets a gauge.
     pub fn set(&mut self, name: &str, labels: &[(&str, &str)], value: u64) {
-        if let Some(metric) = self.metric(Kind::Gauge, name, labels) {
-            metric.pending = Some(value);
+        if let Some(gauge) = self.gauge(name, labels) {
+            self.set_at(gauge, value);
+        }
+    }
+
+    /// The number of a gauge, for setting it often: names are made once.
+    pub fn gauge(&mut self, name: &str, labels: &[(&str, &str)]) -> Option<usize> {
+        self.position(Kind::Gauge, name, labels)
+    }
+
+    /// Sets the gauge of a number from [`Metrics::gauge`]. The host hears of changes only.
+    pub fn set_at(&mut self, gauge: usize, value: u64) {
+        if let Some(metric) = self.metrics.get_mut(gauge) {
+            metric.pending = (metric.delivered != Some(value)).then_some(value);
         }
     }
 
@@ -61,11 +75,17 @@ impl Metrics {
                 && deliver(metric, value)
             {
                 metric.pending = None;
+                metric.delivered = Some(value);
             }
         }
     }
 
     fn metric(&mut self, kind: Kind, name: &str, labels: &[(&str, &str)]) -> Option<&mut Metric> {
+        let at = self.position(kind, name, labels)?;
+        self.metrics.get_mut(at)
+    }
+
+    fn position(&mut self, kind: Kind, name: &str, labels: &[(&str, &str)]) -> Option<usize> {
         let mut full = String::with_capacity(128);
         full.push_str(name);
         for (label, value) in labels {
@@ -74,14 +94,14 @@ impl Metrics {
             full.extend(value.chars().map(|c| if c == ';' || c == '=' || c.is_control() { '_' } else { c }));
         }
         if let Some(&at) = self.by_name.get(&full) {
-            return self.metrics.get_mut(at);
+            return Some(at);
         }
         if self.metrics.len() >= MAX_METRICS {
             return None;
         }
         self.by_name.insert(full.clone(), self.metrics.len());
-        self.metrics.push(Metric { name: full, kind, id: None, pending: None });
-        self.metrics.last_mut()
+        self.metrics.push(Metric { name: full, kind, id: None, pending: None, delivered: None });
+        self.metrics.len().checked_sub(1)
     }
 }
 

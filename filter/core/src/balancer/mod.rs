@@ -94,6 +94,12 @@ pub struct Balancer {
     warned_unplaced: bool,
     warned_passthrough: bool,
     census: Census,
+    /// The leader's ticks so far.
+    beats: u32,
+    /// Slots that the last sweep has found forgotten.
+    forgotten: Vec<SlotId>,
+    /// The metrics' numbers of each worker's gauges, in the order of the fleet.
+    gauges: Vec<[Option<usize>; 3]>,
 }
 
 /// The cold reports of one block, as of the version named in the hot block.
@@ -119,7 +125,9 @@ impl Balancer {
         load.create(context.store)?;
         let urls = hashes(&config);
         let now_secs = context.now_secs();
-        fleet_table.intern(context.store, &urls, now_secs)?;
+        // Refreshed, not only interned: a worker that comes back after a while is not to be given up by a configuration
+        // that ticks before this one.
+        fleet_table.refresh(context.store, &urls, now_secs)?;
         let state = fleet_table.read(context.store)?;
         let fleet = Rc::new(Fleet::new(&config, &state));
         let mut policy_of_rest = config.clone();
@@ -141,6 +149,9 @@ impl Balancer {
             warned_unplaced: false,
             warned_passthrough: false,
             census: Census::default(),
+            beats: 0,
+            forgotten: Vec::new(),
+            gauges: Vec::new(),
         })
     }
 
@@ -177,6 +188,13 @@ impl Balancer {
         }
     }
 
+    /// Whether the number of a request's token ids, or the ids themselves, matter to the policy.
+    #[must_use]
+    pub fn reads_tokens(&self) -> bool {
+        let needs = self.policy.needs();
+        needs.prefix || needs.score
+    }
+
     /// Whether the policy looks at the prompt itself, not only at its model.
     #[must_use]
     pub fn needs_prompt(&self) -> bool {
@@ -198,4 +216,4 @@ fn hashes(config: &Config) -> Vec<u64> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

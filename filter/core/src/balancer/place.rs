@@ -10,10 +10,10 @@ use crate::answer::Refusal;
 use crate::breaker;
 use crate::fleet::{Fleet, Pool, UNKNOWN_MODEL, Worker};
 use crate::policy::score::expected_wait;
-use crate::policy::{Candidate, Pick, Policy, View};
+use crate::policy::{Branch, Candidate, Pick, Policy, View};
 use crate::prefix::path::{self, Node, Root};
 use crate::state::load::{BreakerState, SLOTS_PER_BLOCK, Slot, SlotId};
-use crate::state::report::ReportBlock;
+use crate::state::report::{Entry, ReportBlock};
 use crate::state::tree::Found;
 use crate::store::{StoreError, Write};
 
@@ -170,7 +170,8 @@ impl Balancer {
         let token_ids = (prompt.token_count > 0).then(|| u32::try_from(prompt.token_count).unwrap_or(u32::MAX));
         for attempt in 1.. {
             self.fetch_reports(context, &reads)?;
-            let candidates = self.candidates(context, fleet, pool, &reads);
+            let last_load = self.chooser(prompt.any_worker).needs().last_load;
+            let candidates = self.candidates(context, fleet, pool, &reads, last_load);
             if candidates.is_empty() {
                 return Ok(Err(Refusal::NoAvailableWorkers));
             }
@@ -219,7 +220,7 @@ impl Balancer {
                     true
                 })?;
                 if !applied {
-                    pending.extend(self.load.count(context.store, id, 1));
+                    self.load.count(context.store, id, 1, pending);
                 }
                 return Ok(Ok(Placement { candidates, pick, counted: Some(id), healthy, found }));
             }
@@ -258,8 +259,15 @@ impl Balancer {
         Ok(())
     }
 
-    /// The workers of `pool` that may be chosen now.
-    fn candidates(&self, context: &Context<'_>, fleet: &Fleet, pool: &Pool, reads: &[Read]) -> Vec<Candidate> {
+    /// The workers of `pool` that may be chosen now. `last_load`: see [`crate::policy::Needs`].
+    fn candidates(
+        &self,
+        context: &Context<'_>,
+        fleet: &Fleet,
+        pool: &Pool,
+        reads: &[Read],
+        last_load: bool,
+    ) -> Vec<Candidate> {
         let now_secs = context.now_secs();
         let mut candidates = Vec::with_capacity(pool.workers.len());
         for &number in &pool.workers {
@@ -274,14 +282,14 @@ impl Balancer {
                 continue;
             }
             let entry = self.reports.get(&read.number).and_then(|cached| cached.entries.get(id.position()));
-            let fresh = entry.filter(|entry| entry.generation == id.generation && context.now_ms <= entry.expires_ms());
+            let counts = |entry: &&Entry| entry.generation == id.generation && (last_load || !entry.silent);
             candidates.push(Candidate {
                 worker: number,
                 id,
                 in_flight: slot.in_flight,
                 tally_tokens: slot.tally_tokens,
                 tally_requests: slot.tally_requests,
-                report: fresh.and_then(|entry| entry.load),
+                report: entry.filter(counts).and_then(|entry| entry.load_at(context.now_ms)),
             });
         }
         candidates
@@ -343,7 +351,7 @@ impl Balancer {
         let model = fleet.model_label(prompt.model);
         self.tally.selected(model, policy);
         let (pick, matched) = (&placement.pick, &placement.found.matched);
-        if let Some(branch) = pick.branch {
+        if let Some(branch) = pick.branch.filter(|branch| *branch != Branch::KvPressure) {
             self.tally.decided(branch, matched.matched, matched.total);
         }
         if !context.log.wants(Level::Debug) {

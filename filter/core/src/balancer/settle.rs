@@ -56,8 +56,8 @@ impl Balancer {
             && counted != worker.id
         {
             let id = worker.id;
-            pending.extend(self.load.count(context.store, id, 1));
-            pending.extend(self.load.count(context.store, counted, -1));
+            self.load.count(context.store, id, 1, pending);
+            self.load.count(context.store, counted, -1, pending);
             ticket.counted = Some(id);
         }
         last
@@ -66,7 +66,7 @@ impl Balancer {
     /// Ends the request: its worker has one less in flight. Does nothing the second time.
     pub fn ended(&mut self, context: &mut Context<'_>, ticket: &mut Ticket, pending: &mut Vec<Pending>) {
         if let Some(id) = ticket.counted.take() {
-            pending.extend(self.load.count(context.store, id, -1));
+            self.load.count(context.store, id, -1, pending);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::state::load::{LoadBlock, SLOTS_PER_BLOCK, Slot, SlotId};
 use crate::state::names::Name;
-use crate::store::{Store, StoreError, Write};
+use crate::store::{ABSENT, Store, StoreError, Write, version_of};
 
 /// A writer that loses this often in a row gives its change to the pending list.
 pub(super) const TRIES: usize = 16;
@@ -22,7 +22,7 @@ pub struct Read {
     pub number: u16,
     /// Its content.
     pub block: LoadBlock,
-    /// For the compare-and-swap; none if the block was never created.
+    /// For the compare-and-swap.
     pub version: Option<u32>,
 }
 
@@ -64,8 +64,7 @@ impl LoadTable {
         self.report.part(u32::from(block))
     }
 
-    /// Creates the blocks that are missing, empty: a versioned write to an absent key never fails, so what may be
-    /// written by two at once must exist before.
+    /// Creates the blocks that are missing, empty.
     ///
     /// # Errors
     /// When the store cannot answer.
@@ -77,9 +76,7 @@ impl LoadTable {
         }
         for block in 0..self.blocks {
             for key in [self.load_key(block), self.report_key(block)] {
-                if store.get(&key)?.is_none() {
-                    store.set(&key, &[], None)?;
-                }
+                store.set(&key, &[], Some(ABSENT))?;
             }
         }
         Ok(())
@@ -91,7 +88,8 @@ impl LoadTable {
     /// When the store cannot answer.
     pub fn read(&self, store: &mut dyn Store, number: u16) -> Result<Read, StoreError> {
         let stored = store.get(&self.load_key(number))?;
-        let (bytes, version) = stored.map_or((Vec::new(), None), |stored| (stored.value, Some(stored.version)));
+        let version = version_of(stored.as_ref());
+        let bytes = stored.map(|stored| stored.value).unwrap_or_default();
         Ok(Read { number, block: LoadBlock::new(bytes), version })
     }
 
@@ -128,8 +126,20 @@ impl LoadTable {
         Ok(false)
     }
 
-    /// Adds `change` to the in-flight count of `id`; what loses every race is returned, for a later try.
-    pub fn count(&self, store: &mut dyn Store, id: SlotId, change: i32) -> Option<Pending> {
+    /// Adds `change` to the in-flight count of `id`; what loses every race is added to `pending`, for a later try.
+    ///
+    /// A change of the other sign that still waits is dropped instead: a count stops at 0, so to subtract now and add
+    /// later would leave one too many for ever.
+    pub fn count(&self, store: &mut dyn Store, id: SlotId, change: i32, pending: &mut Vec<Pending>) {
+        let opposite = |waiting: &Pending| waiting.id == id && waiting.change == -change && waiting.table == self.load;
+        if let Some(at) = pending.iter().position(opposite) {
+            pending.swap_remove(at);
+            return;
+        }
+        pending.extend(self.add(store, id, change));
+    }
+
+    fn add(&self, store: &mut dyn Store, id: SlotId, change: i32) -> Option<Pending> {
         let done = self.change(store, id, |slot| {
             slot.in_flight = slot.in_flight.saturating_add_signed(change);
             true
@@ -141,6 +151,6 @@ impl LoadTable {
     #[must_use]
     pub fn retry(store: &mut dyn Store, pending: Pending) -> Option<Pending> {
         let table = Self { load: pending.table.clone(), report: pending.table, blocks: 0 };
-        table.count(store, pending.id, pending.change)
+        table.add(store, pending.id, pending.change)
     }
 }

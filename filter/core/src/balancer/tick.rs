@@ -10,7 +10,7 @@ use crate::report::Snapshot;
 use crate::state::fleet::url_hash;
 use crate::state::load::{BreakerState, Slot, SlotId};
 use crate::state::report::{Entry, ReportBlock};
-use crate::store::{StoreError, Write};
+use crate::store::{StoreError, Write, version_of};
 
 /// What became of a snapshot's workers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -25,6 +25,12 @@ pub struct Applied {
     pub lost: u64,
 }
 
+/// What is shown of each worker.
+const WORKER_GAUGES: [&str; 3] = ["smg_worker_requests_active", "smg_worker_health", "smg_worker_cb_state"];
+
+/// The leader looks for forgotten slots once in so many of its ticks.
+const BEATS_PER_SWEEP: u32 = 16;
+
 impl Balancer {
     /// One tick of this configuration in this VM: the lease, the fleet as it stands, and, as leader, what is done once
     /// per process.
@@ -37,10 +43,10 @@ impl Balancer {
         if seed != 0 {
             self.seed = seed;
         }
-        let state = self.fleet_table.read(context.store)?;
-        if state.version() != self.fleet_version {
+        if let Some(state) = self.fleet_table.read_newer(context.store, self.fleet_version)? {
             self.fleet = Rc::new(Fleet::new(&self.config, &state));
             self.fleet_version = state.version();
+            self.gauges.clear();
         }
         self.warn_unplaced(context);
         if leads {
@@ -63,21 +69,32 @@ impl Balancer {
         }
     }
 
-    fn lead(&mut self, context: &mut Context<'_>) -> Result<(), StoreError> {
-        let now_secs = context.now_secs();
-        let urls = hashes(&self.config);
-        let state = self.fleet_table.refresh(context.store, &urls, now_secs)?;
-        for id in state.forgotten(now_secs) {
-            self.release(context, id)?;
+    /// Says once that all but one worker of a pool stay idle under `passthrough`.
+    fn warn_passthrough(&mut self, context: &mut Context<'_>) {
+        if self.config.policy != PolicyName::Passthrough || self.warned_passthrough {
+            return;
         }
-        if self.config.policy == PolicyName::Passthrough && self.fleet.workers().len() > 1 && !self.warned_passthrough {
+        let mut models = self.fleet.models();
+        if models.is_empty() {
+            models.push(UNKNOWN_MODEL);
+        }
+        let widest = models.iter().map(|model| self.fleet.pool(model).workers.len()).max().unwrap_or(0);
+        if widest > 1 {
             self.warned_passthrough = true;
             let line = format!(
-                "passthrough is for a single backend: of {} workers only the first available one receives traffic",
-                self.fleet.workers().len()
+                "the policy passthrough is for a single backend: of {widest} workers only the first available one \
+                 receives traffic"
             );
             context.log.line(Level::Warn, &line);
         }
+    }
+
+    fn lead(&mut self, context: &mut Context<'_>) -> Result<(), StoreError> {
+        self.beats = self.beats.wrapping_add(1);
+        if self.beats.is_multiple_of(BEATS_PER_SWEEP) {
+            self.sweep(context)?;
+        }
+        self.warn_passthrough(context);
         if let Some(counted) = self.census.step(context.store, &self.tree)? {
             context.metrics.set("smg_cache_tree_nodes", &[], counted.nodes);
             context.metrics.set("smg_cache_tree_bytes", &[], counted.bytes);
@@ -87,38 +104,66 @@ impl Balancer {
         self.gauges(context)
     }
 
+    /// Notes that this configuration's workers are in use and gives up slots that nobody names any more.
+    fn sweep(&mut self, context: &mut Context<'_>) -> Result<(), StoreError> {
+        let now_secs = context.now_secs();
+        let state = self.fleet_table.refresh(context.store, &hashes(&self.config), now_secs)?;
+        let forgotten = state.forgotten(now_secs);
+        // A clock that leaps makes other configurations' workers look forgotten until their own sweep: a slot goes only
+        // when two sweeps in a row have found it so.
+        let before = std::mem::replace(&mut self.forgotten, forgotten.clone());
+        for id in forgotten.into_iter().filter(|id| before.contains(id)) {
+            self.release(context, id)?;
+        }
+        Ok(())
+    }
+
     /// Gives up a slot whose owner nobody names any more, once nothing is in flight there.
     fn release(&mut self, context: &mut Context<'_>, id: SlotId) -> Result<(), StoreError> {
-        let mut empty = false;
+        // The load table goes first: a slot of a later generation there was released already, up to the second step.
+        let mut released = true;
         let done = self.load.change(context.store, id, |slot| {
-            empty = slot.in_flight == 0;
+            released = slot.in_flight == 0;
             *slot = Slot { generation: id.generation.wrapping_add(1), ..Slot::default() };
-            empty
+            released
         })?;
-        if done && empty {
+        if done && released {
             self.fleet_table.free(context.store, id)?;
         }
         Ok(())
     }
 
+    /// Sets the gauges of all workers.
     fn gauges(&mut self, context: &mut Context<'_>) -> Result<(), StoreError> {
         let fleet = Rc::clone(&self.fleet);
+        if self.gauges.len() != fleet.workers().len() {
+            let mut named = |url: &str| WORKER_GAUGES.map(|name| context.metrics.gauge(name, &[("worker", url)]));
+            self.gauges = fleet.workers().iter().map(|worker| named(&worker.url)).collect();
+        }
         let mut block = None;
-        for worker in fleet.workers() {
+        for (number, worker) in fleet.workers().iter().enumerate() {
             if block.as_ref().is_none_or(|(number, _)| *number != worker.id.block()) {
                 block = Some((worker.id.block(), self.load.read(context.store, worker.id.block())?.block));
             }
             let Some((_, block)) = &block else { continue };
             let slot = block.slot(worker.id.position());
-            let labels = [("worker", worker.url.as_str())];
+            if slot.generation != worker.id.generation {
+                // Named again in the middle of its release: with the release finished, the next tick gives it a slot.
+                self.fleet_table.free(context.store, worker.id)?;
+                continue;
+            }
             let state = match slot.breaker {
                 BreakerState::Closed => 0,
                 BreakerState::Open => 1,
                 BreakerState::HalfOpen => 2,
             };
-            context.metrics.set("smg_worker_requests_active", &labels, u64::from(slot.in_flight));
-            context.metrics.set("smg_worker_health", &labels, u64::from(slot.status.is_selectable()));
-            context.metrics.set("smg_worker_cb_state", &labels, state);
+            let values = [u64::from(slot.in_flight), u64::from(slot.status.is_selectable()), state];
+            let gauges = self.gauges.get(number).copied().unwrap_or_default();
+            for (gauge, value) in gauges.into_iter().zip(values) {
+                if let Some(gauge) = gauge {
+                    context.metrics.set_at(gauge, value);
+                }
+            }
         }
         for model in fleet.models().into_iter().chain([UNKNOWN_MODEL]) {
             let labels = [("worker_type", "regular"), ("connection_mode", "http"), ("model", model)];
@@ -128,7 +173,7 @@ impl Balancer {
     }
 
     /// Takes the reports of `snapshot`: cold table first, then the hot one (zero the tally, name the new version).
-    /// A report that failed to come leaves the tally alone.
+    /// A report that failed to come leaves the tally alone and the last load in place.
     ///
     /// # Errors
     /// When the store cannot answer.
@@ -148,6 +193,8 @@ impl Balancer {
             }
             let entry = Entry {
                 load: worker.load,
+                loaded_ms: context.now_ms,
+                silent: worker.load.is_none(),
                 received_ms: context.now_ms,
                 interval_ms: snapshot.interval_ms,
                 epoch: snapshot.epoch,
@@ -189,17 +236,20 @@ impl Balancer {
         let key = self.load.report_key(block);
         for _ in 0..TRIES {
             let stored = context.store.get(&key)?;
-            let version = stored.as_ref().map(|stored| stored.version);
+            let version = version_of(stored.as_ref());
             let mut cold = ReportBlock::new(stored.map(|stored| stored.value).unwrap_or_default());
             let mut taken = Vec::with_capacity(reports.len());
             for (id, entry) in reports {
                 let known = cold.entry(id.position());
-                if known.generation != id.generation
-                    || known.is_superseded_by(entry.epoch, entry.sequence, context.now_ms)
-                {
-                    cold.set_entry(id.position(), entry);
-                    taken.push((*id, entry.load.is_some()));
+                let mut news = *entry;
+                if known.generation == id.generation {
+                    if !known.is_superseded_by(entry.epoch, entry.sequence, context.now_ms) {
+                        continue;
+                    }
+                    news.follow(&known);
                 }
+                cold.set_entry(id.position(), &news);
+                taken.push((*id, entry.load.is_some()));
             }
             if taken.is_empty() || context.store.set(&key, cold.as_bytes(), version)? == Write::Done {
                 return Ok(Some(taken));

@@ -208,9 +208,7 @@ const KEYS: &[Key] = &[
     }),
     Key::inert("max_idle_secs", WHOLE, any_count).or("sticky_key_idle_secs"),
     Key::inert("routing_key_override", BOOLEAN, boolean).or("sticky_sessions"),
-    Key::new("routing_key_headers", "an array of header names, at least one", |c, v| {
-        put(&mut c.routing_key_headers, headers(v))
-    }),
+    Key::inert("routing_key_headers", "an array of header names, at least one", |v| headers(v).map(drop)),
     Key::inert("worker_overload_protection", BOOLEAN, boolean),
     Key::inert("worker_overload_waiting_requests", POSITIVE, positive),
     Key::inert("worker_overload_token_usage", "a number above 0, at most 1", |v| {

@@ -134,7 +134,7 @@ impl Exchange {
             self.endpoint = Endpoint::Other;
             return self.place(scene);
         }
-        if scene.balancer.needs_prompt() {
+        if scene.balancer.reads_tokens() {
             self.tokens = scene.http.request_header(TOKENS_HEADER);
         }
         if let Some(name) = scene.balancer.config().model_header.clone() {
@@ -284,12 +284,23 @@ fn judge(http: &mut dyn Http, status: u16) -> (Option<Outcome>, bool) {
     let details = http.property(&["response", "code_details"]).unwrap_or_default();
     match details.as_slice() {
         b"via_upstream" | b"" => (Some(outcome), true),
-        details if WORKERS_FAULT.iter().any(|prefix| details.starts_with(prefix)) => (Some(Outcome::Failure), false),
+        details if is_workers_fault(details, status) => (Some(Outcome::Failure), false),
         _ => (None, false),
     }
 }
 
-/// Details of Envoy's own answers that tell of a worker that was not reached, broke off or took too long.
+/// Whether Envoy's own answer with these details tells of a worker that was not reached, broke off or took too long.
+fn is_workers_fault(details: &[u8], status: u16) -> bool {
+    // The cluster's connection limits; the worker was not asked.
+    if details.starts_with(b"upstream_reset_before_response_started{overflow") {
+        return false;
+    }
+    // Who has been idle: 504 where the request was complete, 408 where the client was still to send.
+    let silent = status == 504 && SILENT_WORKER.contains(&details);
+    silent || WORKERS_FAULT.iter().any(|prefix| details.starts_with(prefix))
+}
+
+/// Details that are a worker's fault whatever the status; some go on with a reason in braces.
 const WORKERS_FAULT: &[&[u8]] = &[
     b"upstream_reset_before_response_started",
     b"upstream_response_timeout",
@@ -298,6 +309,13 @@ const WORKERS_FAULT: &[&[u8]] = &[
     b"response_timeout",
 ];
 
+/// Details of time limits that either side can run into. Without a route timeout, as LLM traffic needs it, the idle
+/// timeout is what ends a request to a worker that hangs.
+const SILENT_WORKER: &[&[u8]] = &[b"stream_idle_timeout", b"upstream_max_stream_duration_reached"];
+
 fn parse_status(raw: &[u8]) -> Option<u16> {
     std::str::from_utf8(raw).ok()?.parse().ok()
 }
+
+#[cfg(test)]
+mod tests;

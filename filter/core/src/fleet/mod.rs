@@ -83,8 +83,11 @@ impl Fleet {
     fn build_pools(&mut self) {
         let models: Vec<String> = self.workers.iter().flat_map(|worker| worker.models.iter().cloned()).collect();
         for model in models {
+            if self.by_model.contains_key(&model) {
+                continue;
+            }
             let pool = self.pool_where(|worker| worker.models.is_empty() || worker.models.contains(&model));
-            self.by_model.entry(model).or_insert(pool);
+            self.by_model.insert(model, pool);
         }
         self.unnamed = self.pool_where(|worker| worker.models.is_empty());
         self.any = self.pool_where(|_| true);

@@ -6,7 +6,7 @@
 use rand::RngCore;
 
 use super::score::{credit, expected_wait, lowest};
-use super::{Branch, Candidate, Needs, Pick, Policy, View};
+use super::{Branch, Candidate, Needs, Pick, Policy, View, overlap};
 use crate::config;
 use crate::config::ScoreParams;
 
@@ -15,28 +15,48 @@ use crate::config::ScoreParams;
 pub(super) struct CacheAware {
     /// A match must be longer than this share of the prompt.
     threshold: f32,
-    balance_abs: f64,
-    balance_rel: f64,
+    config: config::CacheAware,
     /// SMG lets operators tune the score of `least_load` only.
     params: ScoreParams,
 }
 
 impl CacheAware {
     pub(super) fn new(config: &config::CacheAware) -> Self {
-        #[expect(clippy::cast_precision_loss, reason = "a bound on requests in flight")]
-        let balance_abs = config.balance_abs as f64;
-        Self {
-            threshold: config.threshold,
-            balance_abs,
-            balance_rel: config.balance_rel,
-            params: ScoreParams::default(),
-        }
+        Self { threshold: config.threshold, config: *config, params: ScoreParams::default() }
     }
 
     /// Hot workers get no more requests for their cache's sake.
     fn is_hot(&self, candidate: &Candidate, mean: f64) -> bool {
         let in_flight = f64::from(candidate.in_flight);
-        in_flight > mean * self.balance_rel && in_flight > mean + self.balance_abs
+        #[expect(clippy::cast_precision_loss, reason = "a bound on requests in flight")]
+        let balance_abs = self.config.balance_abs as f64;
+        in_flight > mean * self.config.balance_rel && in_flight > mean + balance_abs
+    }
+
+    /// Whether KV memory is so full somewhere, or so unevenly full, that prefixes must not decide.
+    fn is_under_kv_pressure(&self, candidates: &[Candidate]) -> bool {
+        let (balance, overload) = (self.config.balance_token_usage, self.config.overload_token_usage);
+        if balance >= 1.0 && overload >= 1.0 {
+            return false;
+        }
+        let usages = candidates.iter().filter_map(|candidate| candidate.report.map(|load| load.kv_usage));
+        let (least, most) = usages.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), k| (low.min(k), high.max(k)));
+        (overload < 1.0 && most > overload) || (balance < 1.0 && most - least > balance)
+    }
+
+    /// The holders of the prefix that go on to the spill gate: those whose overlap weighs most.
+    fn affinity(&self, view: &View<'_>, rng: &mut dyn RngCore) -> Vec<usize> {
+        let set = Self::set(view.candidates, |candidate| view.prefix.holders.contains(&candidate.id));
+        if self.config.overlap_decay <= 0.0 {
+            // All holders of the longest prefix overlap alike: nothing to weigh.
+            return set;
+        }
+        let mut scores = vec![1.0; set.len()];
+        #[expect(clippy::cast_precision_loss, reason = "a prompt's length in blocks")]
+        let blocks = (view.prefix.total / u64::from(self.config.block_size.max(1))) as f64;
+        let (decay, size) = (self.config.overlap_decay, self.config.block_size);
+        overlap::decay(decay, size, blocks, view.candidates, &set, &mut scores);
+        overlap::group(self.config.selection_temperature, &set, &scores, rng)
     }
 
     fn set(candidates: &[Candidate], keep: impl Fn(&Candidate) -> bool) -> Vec<usize> {
@@ -55,13 +75,12 @@ impl Policy for CacheAware {
         let mean = candidates.iter().map(|candidate| f64::from(candidate.in_flight)).sum::<f64>()
             / candidates.len().max(1) as f64;
         let holds = |candidate: &Candidate| view.prefix.holders.contains(&candidate.id);
-        let enough = view.prefix.ratio() > self.threshold;
-        let mut set = if enough {
-            Self::set(candidates, |candidate| holds(candidate) && !self.is_hot(candidate, mean))
-        } else {
-            Vec::new()
-        };
-        if set.is_empty() && enough && candidates.iter().any(holds) {
+        let pressed = self.is_under_kv_pressure(candidates);
+        let enough = !pressed && view.prefix.ratio() > self.threshold;
+        let mut set = if enough { self.affinity(view, rng) } else { Vec::new() };
+        let spills = !set.is_empty();
+        set.retain(|&index| candidates.get(index).is_some_and(|candidate| !self.is_hot(candidate, mean)));
+        if set.is_empty() && spills {
             // Every available holder is hot: spill to whoever is not.
             set = Self::set(candidates, |candidate| !self.is_hot(candidate, mean));
         }
@@ -72,6 +91,7 @@ impl Policy for CacheAware {
         expected_wait(&self.params, candidates, &set, &mut scores);
         let (index, score) = lowest(&set, &scores, rng)?;
         let branch = match (enough, candidates.get(index).is_some_and(holds)) {
+            (false, _) if pressed => Branch::KvPressure,
             (false, _) => Branch::ExpectedWaitFallback,
             (true, true) => Branch::TreeMatch,
             (true, false) => Branch::Spill,
@@ -84,7 +104,7 @@ impl Policy for CacheAware {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::testing::{candidate, view};
+    use crate::policy::testing::{candidate, load, view};
     use crate::prefix::Match;
     use rand::SeedableRng;
 
@@ -123,6 +143,31 @@ mod tests {
     fn holders_tie_by_expected_wait() {
         check(&[1, 0, 0], &[0, 1], 40, &[1], Branch::TreeMatch);
         check(&[0, 0, 0], &[0, 1], 40, &[0, 1], Branch::TreeMatch);
+    }
+
+    #[test]
+    fn kv_pressure_overrides_prefixes() {
+        for (usages, balance, overload, pressed) in [
+            (vec![0.9, 0.15, 0.15], 0.3, 1.0, true),
+            (vec![0.97, 0.80], 1.0, 0.95, true),
+            (vec![0.9, 0.9, 0.9], 0.3, 1.0, false),
+            (vec![0.5, 0.25], 0.25, 1.0, false),
+            (vec![], 0.3, 0.5, false),
+        ] {
+            let reporting = (0..)
+                .zip(&usages)
+                .map(|(number, usage)| Candidate { report: load(0.0, 0.0, *usage, 0.0), ..candidate(number, 0) });
+            let candidates: Vec<Candidate> = reporting.chain([candidate(9, 0)]).collect();
+            let config = config::CacheAware {
+                balance_token_usage: balance,
+                overload_token_usage: overload,
+                ..config::CacheAware::default()
+            };
+            let prefix = Match { matched: 90, total: 100, holders: vec![candidates[0].id] };
+            let mut rng = rand::rngs::SmallRng::seed_from_u64(3);
+            let pick = CacheAware::new(&config).pick(&view(&candidates, &prefix), &mut rng).unwrap();
+            assert_eq!(pick.branch == Some(Branch::KvPressure), pressed, "{usages:?}");
+        }
     }
 
     #[test]

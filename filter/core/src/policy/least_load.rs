@@ -29,7 +29,7 @@ impl LeastLoad {
 
 impl Policy for LeastLoad {
     fn needs(&self) -> Needs {
-        Needs { score: true, ..Needs::default() }
+        Needs { score: true, last_load: true, ..Needs::default() }
     }
 
     fn pick(&self, view: &View<'_>, rng: &mut dyn RngCore) -> Option<Pick> {

@@ -5,6 +5,7 @@
 
 mod cache_aware;
 mod least_load;
+mod overlap;
 mod passthrough;
 mod random;
 mod round_robin;
@@ -30,7 +31,7 @@ pub struct Candidate {
     pub tally_tokens: u32,
     /// Requests credited since its last report.
     pub tally_requests: u32,
-    /// Its last report, if it is fresh.
+    /// Its last report, if it counts.
     pub report: Option<Load>,
 }
 
@@ -56,6 +57,8 @@ pub enum Branch {
     Spill,
     /// Too little of the prompt matched.
     ExpectedWaitFallback,
+    /// KV memory is too full, or too unevenly so, to go by prefixes. Logged, not counted.
+    KvPressure,
 }
 
 impl Branch {
@@ -66,6 +69,7 @@ impl Branch {
             Self::TreeMatch => "tree_match",
             Self::Spill => "spill",
             Self::ExpectedWaitFallback => "expected_wait_fallback",
+            Self::KvPressure => "kv_pressure_expected_wait",
         }
     }
 }
@@ -100,6 +104,9 @@ pub struct Needs {
     pub turn: bool,
     /// Expected wait, for ranking the workers behind the pick.
     pub score: bool,
+    /// A worker's last load also counts after a poll of it has failed, until it is too old. SMG's `least_load` keeps
+    /// it, its `cache_aware` takes such a worker for one that does not report.
+    pub last_load: bool,
 }
 
 /// One of the policies.

@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::bytes::{read_u16, read_u32, read_u64, write};
 use super::load::SlotId;
 use super::names::Name;
-use crate::store::{Store, StoreError, Write};
+use crate::store::{Store, StoreError, Write, version_of};
 
 const HEADER_BYTES: usize = 16;
 const SLOT_BYTES: usize = 16;
@@ -200,6 +200,18 @@ impl FleetTable {
         &self.key
     }
 
+    /// Reads the table if its version is not `known`.
+    ///
+    /// # Errors
+    /// When the store cannot answer.
+    pub fn read_newer(&self, store: &mut dyn Store, known: Option<u32>) -> Result<Option<FleetState>, StoreError> {
+        let stored = store.get(&self.key)?;
+        Ok(stored.filter(|stored| known != Some(stored.version)).map(|stored| FleetState {
+            version: Some(stored.version),
+            ..FleetState::decode(&stored.value, self.capacity)
+        }))
+    }
+
     /// Reads the table.
     ///
     /// # Errors
@@ -253,7 +265,7 @@ impl FleetTable {
         let mut state = FleetState::default();
         for _ in 0..TRIES {
             let stored = store.get(&self.key)?;
-            let version = stored.as_ref().map(|stored| stored.version);
+            let version = version_of(stored.as_ref());
             let bytes = stored.map(|stored| stored.value).unwrap_or_default();
             state = FleetState::decode(&bytes, self.capacity);
             if !apply(&mut state) {

@@ -6,7 +6,7 @@
 
 use super::bytes::{read_u32, read_u64, write};
 use super::names::Name;
-use crate::store::{Store, StoreError, Write};
+use crate::store::{Store, StoreError, Write, version_of};
 
 const BYTES: usize = 32;
 
@@ -61,14 +61,14 @@ impl Lease {
     /// When the store cannot answer.
     pub fn seed(&self, store: &mut dyn Store, proposal: u64) -> Result<u64, StoreError> {
         let stored = store.get(&self.key)?;
-        let (meta, version) =
-            stored.map_or((Meta::default(), None), |stored| (Meta::decode(&stored.value), Some(stored.version)));
+        let version = version_of(stored.as_ref());
+        let meta = stored.map_or(Meta::default(), |stored| Meta::decode(&stored.value));
         if meta.seed != 0 {
             return Ok(meta.seed);
         }
         let fresh = Meta { seed: proposal.max(1), ..meta };
         store.set(&self.key, &fresh.encode(), version)?;
-        // Two creators both succeed; what stands now is what counts.
+        // Another may have been first; what stands now is what counts.
         Ok(store.get(&self.key)?.map_or(fresh, |stored| Meta::decode(&stored.value)).seed)
     }
 

@@ -3,7 +3,7 @@
 
 use super::bytes::{read_u32, read_u64, write};
 use super::names::Name;
-use crate::store::{Store, StoreError, Write};
+use crate::store::{ABSENT, Store, StoreError, Write};
 
 const HEADER_BYTES: usize = 8;
 const TAG_BYTES: usize = 8;
@@ -68,13 +68,11 @@ impl PageTable {
     }
 
     /// Stores a changed page if nobody has written it since it was read.
-    /// Two creators of one page may overwrite each other once: what the first one stored is lost, which every user
-    /// of this table must bear (there is no atomic create).
     ///
     /// # Errors
     /// When the host cannot store the value.
     pub fn write(&self, store: &mut dyn Store, page: &Page) -> Result<Write, StoreError> {
-        store.set(&self.name.part(page.index), &page.bytes, page.version)
+        store.set(&self.name.part(page.index), &page.bytes, Some(page.version.unwrap_or(ABSENT)))
     }
 }
 
@@ -261,6 +259,16 @@ mod tests {
         let mut page = table.read(&mut store, 0).unwrap();
         page.find_or_insert(1);
         table.write(&mut store, &page).unwrap();
+        let (mut one, mut two) = (table.read(&mut store, 0).unwrap(), table.read(&mut store, 0).unwrap());
+        one.find_or_insert(2);
+        two.find_or_insert(3);
+        assert_eq!(table.write(&mut store, &one), Ok(Write::Done));
+        assert_eq!(table.write(&mut store, &two), Ok(Write::Conflict));
+    }
+
+    #[test]
+    fn two_creators_of_a_page_do_not_overwrite_each_other() {
+        let (table, mut store) = (table(), MemoryStore::default());
         let (mut one, mut two) = (table.read(&mut store, 0).unwrap(), table.read(&mut store, 0).unwrap());
         one.find_or_insert(2);
         two.find_or_insert(3);

@@ -9,15 +9,22 @@ use crate::report::Load;
 
 const ENTRY_BYTES: usize = 80;
 
+const HAS_LOAD: u16 = 1;
+const SILENT: u16 = 2;
+
 /// A worker that has missed this many intervals counts as not reporting.
 const MISSED_INTERVALS: u64 = 3;
 
 /// One worker's last report.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Entry {
-    /// The load, or none if the last poll failed.
+    /// The last load that was told, if any was.
     pub load: Option<Load>,
-    /// When it arrived, in Unix milliseconds.
+    /// When the load arrived, in Unix milliseconds.
+    pub loaded_ms: u64,
+    /// A later poll has failed.
+    pub silent: bool,
+    /// When the last report arrived, with or without a load, in Unix milliseconds.
     pub received_ms: u64,
     /// How often reports are to be expected.
     pub interval_ms: u32,
@@ -30,17 +37,31 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// When the report stops counting, in Unix milliseconds.
+    /// The load, as long as it counts.
     #[must_use]
-    pub fn expires_ms(&self) -> u64 {
-        self.received_ms.saturating_add(MISSED_INTERVALS * u64::from(self.interval_ms))
+    pub fn load_at(&self, now_ms: u64) -> Option<Load> {
+        self.load.filter(|_| now_ms <= self.expires_ms(self.loaded_ms))
+    }
+
+    /// When what has arrived at `arrived_ms` stops counting, in Unix milliseconds.
+    fn expires_ms(&self, arrived_ms: u64) -> u64 {
+        arrived_ms.saturating_add(MISSED_INTERVALS * u64::from(self.interval_ms))
+    }
+
+    /// Keeps the load of `earlier` if this report, of the same worker, has none.
+    pub fn follow(&mut self, earlier: &Self) {
+        self.silent = self.load.is_none();
+        if self.silent {
+            self.load = earlier.load;
+            self.loaded_ms = earlier.loaded_ms;
+        }
     }
 
     /// Whether a snapshot of (`epoch`, `sequence`) arriving at `now_ms` is news. An expired entry yields to anything:
     /// a sidecar that restarts with an older clock is heard again.
     #[must_use]
     pub fn is_superseded_by(&self, epoch: u64, sequence: u64, now_ms: u64) -> bool {
-        (epoch, sequence) > (self.epoch, self.sequence) || now_ms > self.expires_ms()
+        (epoch, sequence) > (self.epoch, self.sequence) || now_ms > self.expires_ms(self.received_ms)
     }
 }
 
@@ -77,7 +98,9 @@ impl ReportBlock {
             throughput: read_f64(raw, 32),
         };
         Entry {
-            load: (read_u16(raw, 70) != 0).then(|| load.sanitized()),
+            load: (read_u16(raw, 70) & HAS_LOAD != 0).then(|| load.sanitized()),
+            loaded_ms: read_u64(raw, 72),
+            silent: read_u16(raw, 70) & SILENT != 0,
             received_ms: read_u64(raw, 40),
             epoch: read_u64(raw, 48),
             sequence: read_u64(raw, 56),
@@ -101,7 +124,9 @@ impl ReportBlock {
         write(raw, 56, entry.sequence.to_le_bytes());
         write(raw, 64, entry.interval_ms.to_le_bytes());
         write(raw, 68, entry.generation.to_le_bytes());
-        write(raw, 70, u16::from(entry.load.is_some()).to_le_bytes());
+        let flags = (u16::from(entry.load.is_some()) * HAS_LOAD) | (u16::from(entry.silent) * SILENT);
+        write(raw, 70, flags.to_le_bytes());
+        write(raw, 72, entry.loaded_ms.to_le_bytes());
     }
 }
 
@@ -112,6 +137,8 @@ mod tests {
     fn entry() -> Entry {
         Entry {
             load: Some(Load { queued_tokens: 1.5, waiting: 2.0, running: 3.0, kv_usage: 0.25, throughput: 5.0 }),
+            loaded_ms: 900_000,
+            silent: true,
             received_ms: 1_000_000,
             interval_ms: 10_000,
             epoch: 9,
@@ -124,9 +151,9 @@ mod tests {
     fn an_entry_reads_back_as_it_was_written() {
         let mut block = ReportBlock::new(Vec::new());
         block.set_entry(63, &entry());
-        block.set_entry(62, &Entry { load: None, ..entry() });
+        block.set_entry(62, &Entry { load: None, silent: false, ..entry() });
         assert_eq!(block.entry(63), entry());
-        assert_eq!(block.entry(62).load, None);
+        assert_eq!((block.entry(62).load, block.entry(62).silent), (None, false));
         assert_eq!(block.entry(0), Entry::default());
     }
 

@@ -7,7 +7,7 @@
 use super::bytes::{read_u32, write};
 use super::names::Name;
 use super::page::{Entered, PageTable};
-use crate::store::{Store, StoreError, Write};
+use crate::store::{Store, StoreError, Write, version_of};
 
 const SETS: u32 = 4096;
 const SETS_PER_PAGE: u32 = 64;
@@ -64,7 +64,7 @@ impl Turns {
         let mut start = 0;
         for _ in 0..TRIES {
             let stored = store.get(&self.start)?;
-            let version = stored.as_ref().map(|stored| stored.version);
+            let version = version_of(stored.as_ref());
             start = stored.map_or(0, |stored| read_u32(&stored.value, 0));
             if store.set(&self.start, &start.wrapping_add(1).to_le_bytes(), version)? == Write::Done {
                 break;

@@ -53,6 +53,7 @@ impl Store for MemoryStore {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ABSENT;
     use super::*;
 
     #[test]
@@ -69,6 +70,14 @@ mod tests {
     fn an_absent_key_never_conflicts() {
         let mut store = MemoryStore::default();
         assert_eq!(store.set("k", b"1", Some(77)).unwrap(), Write::Done);
+    }
+
+    #[test]
+    fn of_two_that_create_a_key_the_second_conflicts() {
+        let mut store = MemoryStore::default();
+        assert_eq!(store.set("k", b"1", Some(ABSENT)).unwrap(), Write::Done);
+        assert_eq!(store.set("k", b"2", Some(ABSENT)).unwrap(), Write::Conflict);
+        assert_eq!(store.get("k").unwrap().unwrap().value, b"1");
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! Values are copied in and out under one process-wide lock.
 //! Each value has a version; a write that names the version it has read fails if another write came between.
-//! There is no atomic create (a versioned write to an absent key always succeeds) and no delete.
+//! A versioned write to an absent key always succeeds, so a write that names [`ABSENT`] creates a value atomically.
+//! There is no delete.
 
 mod memory;
 
@@ -15,6 +16,16 @@ pub struct Versioned {
     pub value: Vec<u8>,
     /// Never 0.
     pub version: u32,
+}
+
+/// The version to name for a key that was found absent: if another has created it meanwhile, the write conflicts.
+/// The host numbers its writes and gets here once in four billion of them.
+pub const ABSENT: u32 = u32::MAX;
+
+/// The version that a write must name after a read that has found `stored`.
+#[must_use]
+pub fn version_of(stored: Option<&Versioned>) -> Option<u32> {
+    Some(stored.map_or(ABSENT, |stored| stored.version))
 }
 
 /// What became of a write.

@@ -29,7 +29,6 @@ fn the_defaults_are_smgs() {
     assert!(breaker.enabled);
     assert!(config.workers.is_empty() && config.clusters.is_none() && !config.route_metadata);
     assert_eq!((config.max_attempts, config.model_header), (5, None));
-    assert_eq!(config.routing_key_headers, ["x-smg-routing-key"]);
     assert_eq!((config.max_buffered_request_bytes, config.max_tree_size), (1_048_576, 67_108_864));
     assert_eq!((config.max_workers, config.log_level), (1024, LogLevel::Info));
     assert!(config.without_effect.is_empty() && config.replaced.is_empty());
@@ -45,7 +44,7 @@ fn every_key_with_an_effect_has_it() {
             "overlap_decay":1.5,"selection_temperature":0.5,"block_size":32,"least_load_kv_pressure_weight":0,
             "least_load_default_throughput":0.5,"least_load_mean_prefill_tokens":1,"least_load_max_waiting_requests":48,
             "cb_failure_threshold":1,"cb_success_threshold":2,"cb_timeout_duration_secs":3,
-            "disable_circuit_breaker":true,"routing_key_headers":["X-A","x-b"],"cache_index":"tree"}"#,
+            "disable_circuit_breaker":true,"cache_index":"tree"}"#,
     );
     let mut expected = Config {
         role: Role::Ingest,
@@ -59,7 +58,6 @@ fn every_key_with_an_effect_has_it() {
         max_tree_size: 1,
         max_buffered_request_bytes: 0,
         log_level: LogLevel::Debug,
-        routing_key_headers: vec!["x-a".into(), "x-b".into()],
         ..Config::default()
     };
     let cache = &mut expected.cache;

@@ -1,0 +1,112 @@
+//! Which requests are balanced, and which are let go untouched.
+
+use super::{Bench, Exchange, ResponseStep, Script, Step, chat, replied, routed};
+use crate::balancer::tests::{config, parse};
+
+const CLUSTER: &str = "xds.cluster_name";
+const ENABLED: &str = "xds.route_metadata.filter_metadata.smg.enabled";
+
+/// Whether a chat with these properties is balanced under the configuration members `more`.
+fn is_balanced(more: &str, properties: &[(&str, &[u8])]) -> bool {
+    let mut bench = Bench::new(config("least_load", 2, more));
+    let mut http = Script::chat(chat("m", "hi"));
+    for (path, value) in properties {
+        http = http.property(path, value);
+    }
+    match bench.send(&mut http).1 {
+        Step::Pass => {
+            assert_eq!(bench.in_flight(2), 0);
+            false
+        }
+        step => {
+            routed(&step);
+            true
+        }
+    }
+}
+
+#[test]
+fn all_clusters_are_balanced_unless_some_are_named() {
+    assert!(is_balanced("", &[]));
+    assert!(is_balanced("", &[(CLUSTER, b"anything")]));
+    let named = r#""clusters":["engines","more"],"#;
+    assert!(is_balanced(named, &[(CLUSTER, b"engines")]));
+    assert!(is_balanced(named, &[(CLUSTER, b"more")]));
+    assert!(!is_balanced(named, &[(CLUSTER, b"engines2")]));
+    assert!(!is_balanced(named, &[(CLUSTER, b"\xff")]));
+    assert!(!is_balanced(named, &[]));
+    assert!(!is_balanced(r#""clusters":[],"#, &[(CLUSTER, b"engines")]));
+}
+
+#[test]
+fn a_route_can_ask_for_it_where_routes_are_asked() {
+    let asked = r#""clusters":["engines"],"route_metadata":true,"#;
+    assert!(is_balanced(asked, &[(CLUSTER, b"other"), (ENABLED, &[1])]));
+    assert!(!is_balanced(asked, &[(CLUSTER, b"other"), (ENABLED, &[0])]));
+    assert!(!is_balanced(asked, &[(CLUSTER, b"other"), (ENABLED, b"")]));
+    assert!(!is_balanced(asked, &[(CLUSTER, b"other")]));
+    assert!(!is_balanced(r#""clusters":["engines"],"#, &[(CLUSTER, b"other"), (ENABLED, &[1])]));
+}
+
+#[test]
+fn what_is_not_balanced_is_left_alone_to_its_end() {
+    let mut bench = Bench::new(config("cache_aware", 2, r#""clusters":["engines"],"#));
+    let mut http = Script::chat(chat("m", "hi")).property(CLUSTER, "other");
+    let mut exchange = Exchange::default();
+    assert_eq!(bench.headers(&mut exchange, &mut http, false), Step::Pass);
+    assert_eq!(bench.body(&mut exchange, &mut http, 10, true), Step::Continue);
+    assert_eq!(bench.on(&mut http, |scene| exchange.on_request_trailers(scene)), Step::Continue);
+    http = http.answered(503, "via_upstream", 0, 1);
+    assert_eq!(bench.response(&mut exchange, &mut http), ResponseStep::default());
+    bench.done(&mut exchange, &mut http);
+    assert!(!exchange.is_holding() && !exchange.is_placed() && !exchange.is_counted());
+    assert_eq!((bench.in_flight(2), bench.vm.slot(0).failures), (0, 0));
+}
+
+#[test]
+fn what_is_no_inference_request_never_waits_and_goes_to_the_least_loaded() {
+    for policy in ["cache_aware", "least_load", "round_robin", "random", "passthrough"] {
+        let mut bench = Bench::new(config(policy, 8, ""));
+        let mut picks: Vec<usize> = [
+            Script::of("GET", "/health"),
+            Script::of("OPTIONS", "/v1/chat/completions"),
+            Script::of("POST", "/tokenize"),
+            Script::of("CONNECT", ""),
+            Script::of("PUT", "/v1/files/1"),
+            Script::of("POST", "/v1/chat/completions").header("upgrade", "websocket"),
+            Script::of("", ""),
+            Script::of("GET", "/v1/realtime").header("upgrade", "websocket"),
+        ]
+        .into_iter()
+        .map(|mut http| routed(&bench.headers(&mut Exchange::default(), &mut http, false)))
+        .collect();
+        picks.sort_unstable();
+        assert_eq!(picks, [0, 1, 2, 3, 4, 5, 6, 7], "{policy}");
+    }
+}
+
+#[test]
+fn what_is_no_inference_request_is_never_refused() {
+    let mut bench = Bench::new(config("cache_aware", 1, ""));
+    bench.vm.fail(0, 10);
+    let step = bench.headers(&mut Exchange::default(), &mut Script::of("GET", "/health"), true);
+    assert_eq!(step, Step::Pass);
+    let mut empty = Bench::new(config("cache_aware", 0, ""));
+    assert_eq!(empty.headers(&mut Exchange::default(), &mut Script::of("GET", "/health"), true), Step::Pass);
+}
+
+#[test]
+fn the_fleet_answers_for_its_models() {
+    let workers = r#"{"workers":[{"url":"http://10.0.0.1:8000","models":["b","a"]}]}"#;
+    let mut bench = Bench::new(parse(workers));
+    let mut exchange = Exchange::default();
+    let answer = replied(bench.headers(&mut exchange, &mut Script::of("GET", "/v1/models"), true));
+    assert_eq!(answer.status, 200);
+    let body: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
+    let ids: Vec<&str> = body["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["a", "b"]);
+    assert!(!exchange.is_placed() && bench.in_flight(1) == 0);
+    let mut unnamed = Bench::new(config("cache_aware", 1, ""));
+    let step = unnamed.headers(&mut Exchange::default(), &mut Script::of("GET", "/v1/models"), true);
+    assert_eq!(routed(&step), 0, "an engine knows better than a fleet that names no model");
+}
