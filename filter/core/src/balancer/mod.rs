@@ -11,10 +11,10 @@ use std::rc::Rc;
 
 use rand::RngCore;
 
-use crate::config::Config;
+use crate::config::{Config, PolicyName};
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
-use crate::policy::{self, Policy};
+use crate::policy::{self, Needs, Policy};
 use crate::state::census::Census;
 use crate::state::fleet::{FleetTable, url_hash};
 use crate::state::load::SlotId;
@@ -78,9 +78,8 @@ impl Context<'_> {
 #[derive(Debug)]
 pub struct Balancer {
     config: Rc<Config>,
-    policy: Box<dyn Policy>,
-    /// Decides for requests whose policy cannot: everything that is not an inference request.
-    least_load: Box<dyn Policy>,
+    /// All policies: a route may name another one than the configuration, and what is no inference request has its own.
+    policies: Vec<(PolicyName, Box<dyn Policy>)>,
     fleet: Rc<Fleet>,
     fleet_table: FleetTable,
     fleet_version: Option<u32>,
@@ -130,11 +129,8 @@ impl Balancer {
         fleet_table.refresh(context.store, &urls, now_secs)?;
         let state = fleet_table.read(context.store)?;
         let fleet = Rc::new(Fleet::new(&config, &state));
-        let mut policy_of_rest = config.clone();
-        policy_of_rest.policy = crate::config::PolicyName::LeastLoad;
         Ok(Self {
-            policy: policy::named(&config),
-            least_load: policy::named(&policy_of_rest),
+            policies: PolicyName::ALL.iter().map(|name| (*name, policy::named(*name, &config))).collect(),
             fleet,
             fleet_version: state.version(),
             fleet_table,
@@ -188,17 +184,14 @@ impl Balancer {
         }
     }
 
-    /// Whether the number of a request's token ids, or the ids themselves, matter to the policy.
+    /// What `policy` needs to be told.
     #[must_use]
-    pub fn reads_tokens(&self) -> bool {
-        let needs = self.policy.needs();
-        needs.prefix || needs.score
+    pub fn needs(&self, policy: PolicyName) -> Needs {
+        self.policy(policy).map_or_else(Needs::default, Policy::needs)
     }
 
-    /// Whether the policy looks at the prompt itself, not only at its model.
-    #[must_use]
-    pub fn needs_prompt(&self) -> bool {
-        self.policy.needs().prefix
+    fn policy(&self, name: PolicyName) -> Option<&dyn Policy> {
+        self.policies.iter().find(|(known, _)| *known == name).map(|(_, policy)| policy.as_ref())
     }
 
     /// Requests in flight at the owner of `id`, as the shared table has it.

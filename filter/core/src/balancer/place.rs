@@ -8,9 +8,10 @@ use super::table::{Read, TRIES};
 use super::{Balancer, CachedReports, Context, Level, Pending};
 use crate::answer::Refusal;
 use crate::breaker;
+use crate::config::PolicyName;
 use crate::fleet::{Fleet, Pool, UNKNOWN_MODEL, Worker};
 use crate::policy::score::expected_wait;
-use crate::policy::{Branch, Candidate, Pick, Policy, View};
+use crate::policy::{Branch, Candidate, Pick, View};
 use crate::prefix::path::{self, Node, Root};
 use crate::state::load::{BreakerState, SLOTS_PER_BLOCK, Slot, SlotId};
 use crate::state::report::{Entry, ReportBlock};
@@ -34,6 +35,8 @@ pub struct Prompt<'a> {
     pub namespace: Option<u64>,
     /// Not an inference request: the least loaded worker, whatever the policy.
     pub any_worker: bool,
+    /// The policy, if it is another one than the configuration's.
+    pub policy: Option<PolicyName>,
 }
 
 /// A placed request: what it holds until it ends.
@@ -112,14 +115,15 @@ impl Balancer {
             return Err(Refusal::ModelNotFound(model.to_owned()));
         }
         let mut nodes = Vec::new();
-        if self.policy.needs().prefix && !prompt.any_worker {
+        let policy = self.policy_for(prompt);
+        if self.needs(policy).prefix {
             self.path(&fleet, pool, prompt, &mut nodes);
         }
         let placement = match self.choose(context, &fleet, pool, prompt, &nodes, pending) {
             Ok(placement) => placement?,
             Err(error) => return Ok(self.place_blindly(context, &fleet, pool, error)),
         };
-        let list = self.list(context, &placement, prompt.any_worker);
+        let list = self.list(context, &placement, policy);
         if let Some(worker) = placement.candidates.get(placement.pick.index) {
             self.record(context, &fleet, prompt, &placement, worker.worker);
             if !nodes.is_empty() {
@@ -170,7 +174,7 @@ impl Balancer {
         let token_ids = (prompt.token_count > 0).then(|| u32::try_from(prompt.token_count).unwrap_or(u32::MAX));
         for attempt in 1.. {
             self.fetch_reports(context, &reads)?;
-            let last_load = self.chooser(prompt.any_worker).needs().last_load;
+            let last_load = self.needs(self.policy_for(prompt)).last_load;
             let candidates = self.candidates(context, fleet, pool, &reads, last_load);
             if candidates.is_empty() {
                 return Ok(Err(Refusal::NoAvailableWorkers));
@@ -187,7 +191,9 @@ impl Balancer {
                     found = shorter;
                 }
             }
-            let policy = self.chooser(prompt.any_worker);
+            let Some(policy) = self.policy(self.policy_for(prompt)) else {
+                return Ok(Err(Refusal::NoAvailableWorkers));
+            };
             if policy.needs().turn && turn.is_none() {
                 turn = Some(self.turns.take(context.store, set_hash(&candidates))?);
             }
@@ -239,8 +245,9 @@ impl Balancer {
         breaker::on_dispatch(&self.config.breaker, slot, now_secs);
     }
 
-    fn chooser(&self, any_worker: bool) -> &dyn Policy {
-        if any_worker { self.least_load.as_ref() } else { self.policy.as_ref() }
+    fn policy_for(&self, prompt: Prompt<'_>) -> PolicyName {
+        let named = prompt.policy.unwrap_or(self.config.policy);
+        if prompt.any_worker { PolicyName::LeastLoad } else { named }
     }
 
     /// Brings the cached reports of the blocks in `reads` up to the version that the blocks name.
@@ -296,13 +303,13 @@ impl Balancer {
     }
 
     /// The ordered list of exactly `max_attempts` workers: the pick, then the next best of the pool, cycled.
-    fn list(&self, context: &mut Context<'_>, placement: &Placement, any_worker: bool) -> Vec<u16> {
+    fn list(&self, context: &mut Context<'_>, placement: &Placement, policy: PolicyName) -> Vec<u16> {
         let (candidates, first) = (&placement.candidates, placement.pick.index);
         let most = self.max_attempts();
         // Behind the pick, pool order from there on; a scored policy then sorts by score, and ties keep that order,
         // which differs from pick to pick, so that requests of a dead worker do not all fall on one other.
         let mut order: Vec<usize> = (0..candidates.len()).map(|step| (first + step) % candidates.len()).collect();
-        if self.chooser(any_worker).needs().score && candidates.len() > 2 && most > 1 {
+        if self.needs(policy).score && candidates.len() > 2 && most > 1 {
             let mut scores = Vec::with_capacity(order.len());
             expected_wait(&self.config.score, candidates, &order, &mut scores);
             let start = context.rng.next_u32() as usize % (order.len() - 1);
@@ -347,7 +354,7 @@ impl Balancer {
         placement: &Placement,
         worker: u16,
     ) {
-        let policy = if prompt.any_worker { "least_load" } else { self.config.policy.as_str() };
+        let policy = self.policy_for(prompt).as_str();
         let model = fleet.model_label(prompt.model);
         self.tally.selected(model, policy);
         let (pick, matched) = (&placement.pick, &placement.found.matched);

@@ -6,6 +6,7 @@
 use crate::answer::{self, Answer};
 use crate::balancer::{Answered, Balancer, Context, Pending, Prompt, Ticket};
 use crate::breaker::Outcome;
+use crate::config::PolicyName;
 use crate::request::{Endpoint, Facts, Parsed, endpoint};
 
 /// Names the host (or hosts, in order) that Envoy shall use.
@@ -103,6 +104,8 @@ pub struct Exchange {
     tokens: Option<Vec<u8>>,
     /// The model that the configured header names; it wins over the body's.
     model: Option<String>,
+    /// The policy that the route names.
+    policy: Option<PolicyName>,
     ticket: Option<Ticket>,
     /// The body is looked at again when so many bytes are held.
     look_at: usize,
@@ -123,6 +126,7 @@ impl Exchange {
         if !is_ours(scene) {
             return Step::Pass;
         }
+        self.policy = route_policy(scene);
         let method = scene.http.request_header(":method").unwrap_or_default();
         let path = scene.http.request_header(":path").unwrap_or_default();
         self.endpoint = endpoint(&method, &path);
@@ -134,7 +138,9 @@ impl Exchange {
             self.endpoint = Endpoint::Other;
             return self.place(scene);
         }
-        if scene.balancer.reads_tokens() {
+        let needs = scene.balancer.needs(self.policy.unwrap_or(scene.balancer.config().policy));
+        // Their number is the request's size where expected waits are compared.
+        if needs.prefix || needs.score {
             self.tokens = scene.http.request_header(TOKENS_HEADER);
         }
         if let Some(name) = scene.balancer.config().model_header.clone() {
@@ -143,7 +149,7 @@ impl Exchange {
         scene.facts.clear();
         let hinted = self.tokens.as_ref().is_some_and(|header| scene.facts.hint(header));
         let needs_model = self.model.is_none() && scene.balancer.fleet().needs_model();
-        let can_decide = !needs_model && (hinted || !scene.balancer.needs_prompt());
+        let can_decide = !needs_model && (hinted || !needs.prefix);
         if ends || can_decide {
             return self.place(scene);
         }
@@ -247,6 +253,7 @@ impl Exchange {
                 token_count: facts.token_count,
                 namespace: facts.namespace,
                 any_worker,
+                policy: self.policy,
             }
         };
         match scene.balancer.place(scene.context, prompt, scene.pending) {
@@ -272,6 +279,15 @@ fn is_ours(scene: &mut Scene<'_, '_>) -> bool {
     }
     let enabled = ["xds", "route_metadata", "filter_metadata", "smg", "enabled"];
     config.route_metadata && scene.http.property(&enabled).is_some_and(|raw| raw.first() == Some(&1))
+}
+
+/// The policy that the route's metadata names, where metadata is looked at; a name that is none changes nothing.
+fn route_policy(scene: &mut Scene<'_, '_>) -> Option<PolicyName> {
+    if !scene.balancer.config().route_metadata {
+        return None;
+    }
+    let name = scene.http.property(&["xds", "route_metadata", "filter_metadata", "smg", "policy"])?;
+    PolicyName::from_name(std::str::from_utf8(&name).ok()?)
 }
 
 /// What a status says of the worker that Envoy names as the last one tried, and whether that worker gave it.

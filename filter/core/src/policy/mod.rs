@@ -118,10 +118,10 @@ pub trait Policy: std::fmt::Debug {
     fn pick(&self, view: &View<'_>, rng: &mut dyn RngCore) -> Option<Pick>;
 }
 
-/// The policy that `config` names.
+/// The policy called `name`, as `config` tunes it.
 #[must_use]
-pub fn named(config: &Config) -> Box<dyn Policy> {
-    match config.policy {
+pub fn named(name: PolicyName, config: &Config) -> Box<dyn Policy> {
+    match name {
         PolicyName::CacheAware => Box::new(cache_aware::CacheAware::new(&config.cache)),
         PolicyName::LeastLoad => Box::new(least_load::LeastLoad::new(config.score)),
         PolicyName::RoundRobin => Box::new(round_robin::RoundRobin),
