@@ -89,7 +89,7 @@ impl Fleet {
     /// How often `cache_aware` took a branch.
     pub(crate) fn branch(&self, name: &str) -> u64 {
         self.settle();
-        self.process.metric(&format!("smg_cache_aware_policy_branch_total;branch={name};"))
+        self.process.metric(&format!("smg_cache_aware_policy_branch_total;branch={name}"))
     }
 }
 
