@@ -25,9 +25,13 @@ setup: toolchain
 wasm: toolchain
 	cargo build --quiet --profile wasm -p filter --target wasm32-wasip1
 
-# Programs that the tests start. Built together, as `cargo test` does, so that no dependency is built twice.
+# One selection of packages everywhere: with another one cargo would build the dependencies, a Wasm compiler among them,
+# with other features a second time. The filter itself has no native tests.
+NATIVE := --workspace --exclude filter
+
+# Programs that the tests start.
 bins: toolchain
-	cargo build --quiet --workspace --exclude filter --bins
+	cargo build --quiet $(NATIVE) --bins
 
 lint: toolchain
 	cargo fmt --all --check
@@ -35,22 +39,22 @@ lint: toolchain
 	cargo clippy --quiet -p filter --target wasm32-wasip1 -- -D warnings
 
 test: setup wasm lint bins
-	cargo test --workspace --lib --bins --tests --no-fail-fast
+	cargo test $(NATIVE) --lib --bins --tests --no-fail-fast
 
 test-core: toolchain
 	cargo test -p filter-core --lib --tests
 
 test-wasm: wasm
-	cargo test -p testbed --test wasm
+	cargo test $(NATIVE) --test wasm
 
 test-envoy: setup wasm bins
-	cargo test -p testbed --test envoy
+	cargo test $(NATIVE) --test envoy
 
 demo: setup wasm bins
-	cargo run --quiet -p testbed --bin demo
+	$(TARGET_DIR)/debug/demo
 
 up: setup wasm bins
-	@cargo run --quiet -p testbed --bin up
+	@exec $(TARGET_DIR)/debug/up
 
 clean:
 	cargo clean
