@@ -97,6 +97,16 @@ fn a_removed_workers_slot_goes_to_another_without_its_past() {
 }
 
 #[test]
+fn a_vm_that_has_not_noticed_does_not_choose_the_successor() {
+    let store = MemoryStore::default();
+    let mut late = Vm::at(with(&[0, 1]), store.clone(), 7, START_MS);
+    let mut successor = succeeded(&store);
+    let picks: std::collections::BTreeSet<usize> = (0..20).map(|_| late.pick()).collect();
+    assert_eq!(picks, [1].into(), "slot 0 is not worker 0's any more");
+    assert_eq!(successor.slot(2).in_flight, 0);
+}
+
+#[test]
 fn a_worker_that_returns_after_its_slot_was_given_up_starts_anew() {
     let store = MemoryStore::default();
     drop(succeeded(&store));

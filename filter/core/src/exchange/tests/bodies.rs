@@ -80,6 +80,7 @@ fn a_model_that_must_be_known_is_waited_for_beyond_the_threshold() {
     for held in [1000, 1200, 1500] {
         assert_eq!(bench.body(&mut exchange, &mut http, held, false), Step::Pause);
     }
+    assert_eq!(http.reads, 1, "looked at again when it has doubled, not with every part");
     assert_eq!(routed(&bench.body(&mut exchange, &mut http, size, true)), 1);
     let mut known = Exchange::default();
     let mut first = Script::chat(format!(r#"{{"model":"b",{}"#, &chat("x", &long("a prompt"))[1..]));
@@ -164,6 +165,20 @@ fn exchanges_that_are_held_at_once_do_not_mix() {
         let held = http.body.len();
         assert_eq!(routed(&bench.body(exchange, http, held, true)), *worker);
     }
+}
+
+#[test]
+fn token_ids_of_one_exchange_are_not_taken_for_anothers() {
+    let mut bench = two_models("");
+    let mut hinted = Script::chat(chat("a", &long("one"))).header(TOKENS_HEADER, vec!["7"; 64].join(","));
+    for text in ["two", "three"] {
+        let (mut one, mut plain) = (Exchange::default(), Script::chat(chat("a", &long(text))));
+        bench.headers(&mut one, &mut plain, false);
+        bench.headers(&mut Exchange::default(), &mut hinted, false);
+        let held = plain.body.len();
+        routed(&bench.body(&mut one, &mut plain, held, true));
+    }
+    assert_eq!(matches(&mut bench), 0);
 }
 
 #[test]

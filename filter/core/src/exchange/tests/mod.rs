@@ -21,6 +21,8 @@ struct Script {
     /// Paths joined by dots.
     properties: HashMap<String, Vec<u8>>,
     body: Vec<u8>,
+    /// How often the body was read.
+    reads: usize,
 }
 
 impl Script {
@@ -66,6 +68,7 @@ impl Http for Script {
     }
 
     fn body(&mut self, size: usize) -> Vec<u8> {
+        self.reads += 1;
         self.body[..size.min(self.body.len())].to_vec()
     }
 }

@@ -29,6 +29,28 @@ fn common<T: PartialEq>(one: &[T], two: &[T]) -> u64 {
     one.iter().zip(two).take_while(|(one, two)| one == two).count() as u64
 }
 
+#[test]
+fn prompts_of_all_depths_are_found() {
+    let long: String = (0..100_000_u32).map(|number| format!("{number:06} ")).collect();
+    let mut shared = shared(16 << 20);
+    shared.insert(ROOT, Units::Text(&long), worker(1));
+    let lengths = std::iter::successors(Some(64), |length: &usize| Some(length + length / 10 + 1));
+    for length in lengths.take_while(|length| *length < 512 << 10) {
+        let (same, other) = (&long[..length], long[..length].to_owned() + &"x".repeat(1000));
+        for text in [same, &other] {
+            let found = shared.search(ROOT, Units::Text(text));
+            assert!(found.matched * 3 >= length as u64 * 2, "{} of {length}", found.matched);
+            assert_eq!(found.holders, [worker(1)]);
+        }
+    }
+    let ids: Vec<u32> = (0..130_000).collect();
+    shared.insert(ROOT, Units::Tokens(&ids), worker(2));
+    for pages in [1, 2, 3, 5, 10, 30, 100, 300, 1000, 3000, 8000] {
+        let found = shared.search(ROOT, Units::Tokens(&ids[..pages * PAGE as usize]));
+        assert!(found.matched * 3 >= (pages * PAGE as usize * 2) as u64, "{} ids of {pages} pages", found.matched);
+    }
+}
+
 proptest! {
     #[test]
     fn a_text_match_is_true_and_at_least_two_thirds_of_the_exact_one(prompts in texts()) {
