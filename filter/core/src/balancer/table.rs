@@ -128,15 +128,19 @@ impl LoadTable {
 
     /// Adds `change` to the in-flight count of `id`; what loses every race is added to `pending`, for a later try.
     ///
-    /// A change of the other sign that still waits is dropped instead: a count stops at 0, so to subtract now and add
-    /// later would leave one too many for ever.
+    /// A change of the other sign that still waits is reduced instead: a count stops at 0, so to subtract now and add
+    /// later would leave one too many for ever. One entry a worker keeps the list short, whatever the store does.
     pub fn count(&self, store: &mut dyn Store, id: SlotId, change: i32, pending: &mut Vec<Pending>) {
-        let opposite = |waiting: &Pending| waiting.id == id && waiting.change == -change && waiting.table == self.load;
-        if let Some(at) = pending.iter().position(opposite) {
-            pending.swap_remove(at);
-            return;
+        let waits = pending.iter().position(|waiting| waiting.id == id && waiting.table == self.load);
+        let opposed =
+            waits.and_then(|at| pending.get(at)).is_some_and(|waiting| waiting.change.signum() != change.signum());
+        let left = if opposed { Some(change) } else { self.add(store, id, change).map(|left| left.change) };
+        let Some(left) = left else { return };
+        match waits.and_then(|at| pending.get_mut(at)) {
+            Some(waiting) => waiting.change = waiting.change.saturating_add(left),
+            None => pending.push(Pending { table: self.load.clone(), id, change: left }),
         }
-        pending.extend(self.add(store, id, change));
+        pending.retain(|waiting| waiting.change != 0);
     }
 
     fn add(&self, store: &mut dyn Store, id: SlotId, change: i32) -> Option<Pending> {

@@ -32,7 +32,13 @@ impl Bench {
             let mut config = Config::default();
             config.cache.threshold = threshold;
             let available = vec![candidate(1, 0), candidate(2, 0), candidate(3, 0)];
-            Self { index, scale, policy: policy::named(config.policy, &config), rng: SmallRng::seed_from_u64(1), available }
+            Self {
+                index,
+                scale,
+                policy: policy::named(config.policy, &config),
+                rng: SmallRng::seed_from_u64(1),
+                available,
+            }
         })
     }
 
