@@ -6,7 +6,7 @@ export ENVOY
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 FILTER_WASM := $(TARGET_DIR)/wasm32-wasip1/wasm/filter.wasm
 
-.PHONY: help setup toolchain wasm bins test lint test-core test-wasm test-envoy demo up clean
+.PHONY: help setup toolchain wasm bins test lint test-core test-wasm test-envoy demo up check-vllm clean
 
 help:
 	@echo "make test        everything: format, lints, unit, Wasm and Envoy tests"
@@ -14,6 +14,7 @@ help:
 	@echo "make wasm        build $(FILTER_WASM)"
 	@echo "make demo        round_robin against cache_aware on four fake engines"
 	@echo "make up          keep Envoy, sidecar and engines running (WORKERS=, POLICY=, PORT=, ADMIN_PORT=, …)"
+	@echo "make check-vllm  the same Envoy in front of two real vLLM engines on this CPU (downloads 3 GB at first)"
 	@echo "make clean       remove what was built"
 
 toolchain:
@@ -53,8 +54,13 @@ test-envoy: setup wasm bins
 demo: setup wasm bins
 	$(TARGET_DIR)/debug/demo
 
+# `exec`, so that a signal for make's child reaches the stack and no shell in between.
 up: setup wasm bins
 	@exec $(TARGET_DIR)/debug/up
+
+# Not part of `make test`: downloads 3 GB at the first run.
+check-vllm: setup wasm bins
+	@exec scripts/check-vllm
 
 clean:
 	cargo clean

@@ -6,7 +6,8 @@ use anyhow::Context;
 use clap::Parser;
 use serde_json::json;
 use testbed::demo::{DemoSettings, Gateways, Running, run};
-use testbed::envoy::{Envoy, EnvoyOptions};
+use testbed::envoy::EnvoyOptions;
+use testbed::envoy::stack::{Stack, StackOptions};
 use testbed::load::Gateway;
 
 #[derive(Parser)]
@@ -16,16 +17,24 @@ struct Arguments {
     settings: DemoSettings,
 }
 
-/// An Envoy with the filter for each policy.
-struct Envoys;
+/// The whole stack for each policy: Envoy with the filter, and the sidecar.
+struct Stacks;
 
-impl Gateways for Envoys {
+/// Seconds between two load reports: the demo's minutes stand for hours.
+const LOAD_MONITOR_INTERVAL: f64 = 1.0;
+
+impl Gateways for Stacks {
     async fn start(&self, policy: &str, engines: &[String]) -> anyhow::Result<Running> {
-        let addresses = engines.iter().map(|url| url.trim_start_matches("http://").parse());
-        let addresses: Vec<std::net::SocketAddr> = addresses.collect::<Result<_, _>>()?;
-        let options = EnvoyOptions { plugin: json!({ "policy": policy }), ..EnvoyOptions::with_workers(addresses) };
-        let envoy = Envoy::start(options).await?;
-        Ok(Running { target: Arc::new(Gateway::new(envoy.url())), until_stopped: Box::new(envoy) })
+        let envoy = EnvoyOptions { plugin: json!({ "policy": policy }), ..EnvoyOptions::default() };
+        let mut stack = Stack::start(StackOptions {
+            workers: engines.to_vec(),
+            envoy,
+            load_monitor_interval: LOAD_MONITOR_INTERVAL,
+            ..StackOptions::default()
+        })
+        .await?;
+        stack.served(|_| {}).await?;
+        Ok(Running { target: Arc::new(Gateway::new(stack.base_url())), until_stopped: Box::new(stack) })
     }
 }
 
@@ -33,7 +42,7 @@ impl Gateways for Envoys {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
     let Arguments { settings } = Arguments::parse();
-    let outcome = run(&settings, &Envoys).await?;
+    let outcome = run(&settings, &Stacks).await?;
     println!("{}", outcome.table());
     if let Some(folder) = settings.output.parent() {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;

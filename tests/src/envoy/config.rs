@@ -159,7 +159,7 @@ fn resources(values: &Value, kind: &str) -> Value {
 }
 
 /// JSON Merge Patch, RFC 7396.
-fn merge(target: &mut Value, patch: &Value) {
+pub(super) fn merge(target: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         *target = patch.clone();
         return;

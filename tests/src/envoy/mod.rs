@@ -6,6 +6,7 @@ mod config;
 mod instance;
 mod options;
 mod process;
+pub mod stack;
 
 pub use admin::{Admin, Metrics};
 pub use client::{Connection, Reply};

@@ -2,4 +2,5 @@
 
 mod launcher;
 mod prefix;
+mod up;
 mod upstream;

@@ -291,15 +291,11 @@ fn route_policy(scene: &mut Scene<'_, '_>) -> Option<PolicyName> {
 }
 
 /// What a status says of the worker that Envoy names as the last one tried, and whether that worker gave it.
-/// Envoy's own answers are told apart by their details; those are read only where it matters.
+/// Envoy's own answers are told apart by their details, whatever the status: to a gRPC client it says 200.
 fn judge(http: &mut dyn Http, status: u16) -> (Option<Outcome>, bool) {
-    let outcome = Outcome::of_status(status);
-    if outcome == Outcome::Success && status != 0 && status != 413 {
-        return (Some(outcome), true);
-    }
     let details = http.property(&["response", "code_details"]).unwrap_or_default();
     match details.as_slice() {
-        b"via_upstream" | b"" => (Some(outcome), true),
+        b"via_upstream" | b"" => (Some(Outcome::of_status(status)), true),
         details if is_workers_fault(details, status) => (Some(Outcome::Failure), false),
         _ => (None, false),
     }
