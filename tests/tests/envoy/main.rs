@@ -1,8 +1,10 @@
 //! Everything through a real Envoy.
 
+mod aborts;
 mod balance;
 mod gate;
 mod launcher;
 mod prefix;
 mod support;
 mod upstream;
+mod wire;
