@@ -6,6 +6,7 @@ mod failing;
 mod gate;
 mod launcher;
 mod prefix;
+mod scope;
 mod support;
 mod upstream;
 mod wire;
