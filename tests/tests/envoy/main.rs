@@ -2,6 +2,7 @@
 
 mod aborts;
 mod balance;
+mod changes;
 mod failing;
 mod gate;
 mod launcher;
