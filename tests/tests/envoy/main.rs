@@ -7,6 +7,7 @@ mod failing;
 mod gate;
 mod launcher;
 mod prefix;
+mod reports;
 mod scope;
 mod support;
 mod upstream;
