@@ -17,7 +17,7 @@ pub(crate) fn on_request_headers(ends: bool) -> u32 {
 
 /// A part of its body.
 pub(crate) fn on_request_body(vm: &mut Vm, held: usize, ends: bool) -> u32 {
-    if let Some(refusal) = refuse_size(held) {
+    if let Some(refusal) = vm.with_context(|context, _| refuse_size(context, held)) {
         answer(&refusal);
     } else if ends {
         receive(vm, held);

@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use http::{HeaderMap, Request, StatusCode};
+use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
@@ -55,13 +56,18 @@ impl Connection {
         Ok(Self { authority: address.to_string(), sender, driver })
     }
 
-    /// Sends a request and waits for the whole answer.
-    pub async fn send(&mut self, mut request: Request<Full<Bytes>>) -> Result<Reply> {
+    /// Sends a request and waits for the head of the answer. Dropping the connection ends the exchange.
+    pub async fn start(&mut self, mut request: Request<Full<Bytes>>) -> Result<Response<Incoming>> {
         if !request.headers().contains_key("host") {
             request.headers_mut().insert("host", self.authority.parse()?);
         }
         self.sender.ready().await?;
-        let (head, body) = self.sender.send_request(request).await?.into_parts();
+        Ok(self.sender.send_request(request).await?)
+    }
+
+    /// Sends a request and waits for the whole answer.
+    pub async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<Reply> {
+        let (head, body) = self.start(request).await?.into_parts();
         Ok(Reply { status: head.status, headers: head.headers, body: body.collect().await?.to_bytes() })
     }
 

@@ -15,7 +15,7 @@ use super::admin::{Admin, Metrics};
 use super::client::Connection;
 use super::config::Layout;
 use super::options::{EnvoyOptions, Filter};
-use super::process::{Output, Process, envoy_binary, envoy_yaml, filter_wasm, tail};
+use super::process::{Output, Process, envoy_binary, envoy_yaml, filter_wasm, lift_open_files, tail};
 
 /// A start compiles the module: seconds on a busy machine, and no test shall fail because it is slow.
 const START: Duration = Duration::from_secs(60);
@@ -56,6 +56,7 @@ impl Envoy {
 
     /// Like [`Envoy::start`], with Envoy's log elsewhere than in a temporary file.
     pub async fn start_with_output(options: EnvoyOptions, output: Option<Output>) -> Result<Self> {
+        lift_open_files();
         let wasm = match &options.filter {
             Filter::Built => Some(filter_wasm()?),
             Filter::File(path) => Some(path.clone()),

@@ -105,6 +105,20 @@ fn signal(pid: u32, signal: libc::c_int) {
     unsafe { libc::kill(pid.cast_signed(), signal) };
 }
 
+/// Lifts this process's limit of open files, and so that of its children, as far as it may: thousands of streams need
+/// more than the usual 1,024.
+#[expect(unsafe_code, reason = "limits have no safe wrapper in std")]
+pub(super) fn lift_open_files() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: plain system calls on a struct of our own.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
+}
+
 /// Spawns on a thread that lives as long as this process: the kernel sends the death signal when the *thread* that
 /// spawned the child ends, and a thread of a test or of a pool ends early.
 fn spawn(command: Command) -> io::Result<Child> {

@@ -1,6 +1,16 @@
 //! Everything through a real Envoy.
 
+mod aborts;
+mod balance;
+mod changes;
+mod failing;
+mod gate;
+mod hostile;
 mod launcher;
 mod prefix;
+mod reports;
+mod scope;
+mod support;
 mod up;
 mod upstream;
+mod wire;

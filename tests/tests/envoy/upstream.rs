@@ -19,7 +19,10 @@ impl Upstream {
     }
 
     pub async fn serving(router: Router) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::on(TcpListener::bind("127.0.0.1:0").await.unwrap(), router)
+    }
+
+    pub fn on(listener: TcpListener, router: Router) -> Self {
         let address = listener.local_addr().unwrap();
         let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         Self { address, task }
