@@ -1,5 +1,6 @@
 //! One configuration at work: its fleet, its policy and its tables, with every step of a request that touches them.
 
+mod list;
 mod place;
 mod settle;
 mod table;

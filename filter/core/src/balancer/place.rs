@@ -10,7 +10,6 @@ use crate::answer::Refusal;
 use crate::breaker;
 use crate::config::PolicyName;
 use crate::fleet::{Fleet, Pool, UNKNOWN_MODEL, Worker};
-use crate::policy::score::expected_wait;
 use crate::policy::{Branch, Candidate, Pick, View};
 use crate::prefix::path::{self, Node, Root};
 use crate::state::load::{BreakerState, SLOTS_PER_BLOCK, Slot, SlotId};
@@ -123,7 +122,15 @@ impl Balancer {
             Ok(placement) => placement?,
             Err(error) => return Ok(self.place_blindly(context, &fleet, pool, error)),
         };
-        let list = self.list(context, &placement, policy);
+        let (needs, most) = (self.needs(policy), self.max_attempts());
+        let list = super::list::workers(
+            &placement.candidates,
+            placement.pick.index,
+            most,
+            needs,
+            &self.config.score,
+            context.rng,
+        );
         if let Some(worker) = placement.candidates.get(placement.pick.index) {
             self.record(context, &fleet, prompt, &placement, worker.worker);
             if !nodes.is_empty() {
@@ -300,36 +307,6 @@ impl Balancer {
             });
         }
         candidates
-    }
-
-    /// The ordered list of exactly `max_attempts` workers: the pick, then the next best of the pool, cycled.
-    fn list(&self, context: &mut Context<'_>, placement: &Placement, policy: PolicyName) -> Vec<u16> {
-        let (candidates, first) = (&placement.candidates, placement.pick.index);
-        let most = self.max_attempts();
-        // Behind the pick, pool order from there on; a scored policy then sorts by score, and ties keep that order,
-        // which differs from pick to pick, so that requests of a dead worker do not all fall on one other.
-        let mut order: Vec<usize> = (0..candidates.len()).map(|step| (first + step) % candidates.len()).collect();
-        if self.needs(policy).score && candidates.len() > 2 && most > 1 {
-            let mut scores = Vec::with_capacity(order.len());
-            expected_wait(&self.config.score, candidates, &order, &mut scores);
-            let start = context.rng.next_u32() as usize % (order.len() - 1);
-            let mut rest: Vec<(f64, usize)> = scores.into_iter().zip(order.iter().copied()).skip(1).collect();
-            rest.rotate_left(start);
-            for place in 0..rest.len().min(most - 1) {
-                let best = (place..rest.len()).min_by(|one, two| {
-                    let score = |at: &usize| rest.get(*at).map_or(f64::INFINITY, |(score, _)| *score);
-                    score(one).total_cmp(&score(two))
-                });
-                if let Some(best) = best {
-                    rest.swap(place, best);
-                }
-            }
-            order.truncate(1);
-            order.extend(rest.into_iter().map(|(_, index)| index));
-        }
-        let workers = order.iter().cycle().filter_map(|&index| candidates.get(index));
-        // `cycle` of an empty list ends at once; otherwise every index is valid.
-        workers.map(|candidate| candidate.worker).take(most).collect()
     }
 
     fn max_attempts(&self) -> usize {

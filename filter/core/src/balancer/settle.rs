@@ -34,7 +34,9 @@ impl Balancer {
             // Envoy does not know the pick: its host list lags behind ours, or the addresses differ.
             context.metrics.add("smg_destination_unknown_total", &[], 1);
         }
-        if attempts > 1 {
+        // What the attempts before the last were answered is not told. When the last one says that it is full, those before
+        // it most likely were too, and being full is nobody's failure.
+        if attempts > 1 && response.outcome != Some(Outcome::Capacity) {
             let before = ticket.list.get(..attempts - 1).unwrap_or(&ticket.list);
             let mut charged: Vec<u16> = Vec::with_capacity(before.len());
             for &worker in before {

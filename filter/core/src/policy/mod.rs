@@ -104,6 +104,8 @@ pub struct Needs {
     pub turn: bool,
     /// Expected wait, for ranking the workers behind the pick.
     pub score: bool,
+    /// Behind the pick the pool's order stands; otherwise what is equally good is ordered by chance.
+    pub in_order: bool,
     /// A worker's last load also counts after a poll of it has failed, until it is too old. SMG's `least_load` keeps
     /// it, its `cache_aware` takes such a worker for one that does not report.
     pub last_load: bool,

@@ -12,7 +12,7 @@ pub(super) struct Passthrough;
 
 impl Policy for Passthrough {
     fn needs(&self) -> Needs {
-        Needs::default()
+        Needs { in_order: true, ..Needs::default() }
     }
 
     fn pick(&self, view: &View<'_>, _rng: &mut dyn RngCore) -> Option<Pick> {

@@ -15,6 +15,9 @@ use super::seed::{At, Place};
 use super::text::{Mark, Text};
 use super::{Endpoint, Facts, MAX_TEXT_BYTES};
 
+/// More of a model's name is not kept, in bytes.
+const MAX_MODEL_BYTES: usize = 1024;
+
 /// The facts so far, and where in the body the walk is.
 pub(super) struct Reader<'f> {
     facts: &'f mut Facts,
@@ -86,7 +89,11 @@ impl<'f> Reader<'f> {
             }
             Place::PartText => self.parts_text().push(value),
             Place::System | Place::Reasoning => self.aside.push(value),
-            Place::Model => self.facts.model.push_str(&String::from_utf8_lossy(value)),
+            // A name that long is nobody's: its beginning tells as much, and is no burden.
+            Place::Model => {
+                let name = value.get(..MAX_MODEL_BYTES).unwrap_or(value);
+                self.facts.model.push_str(&String::from_utf8_lossy(name));
+            }
             Place::Namespace(field) => self.namespace.set(field, value),
             Place::Role => {
                 if let Some(message) = &mut self.message {

@@ -152,11 +152,11 @@ fn gauges_are_set_by_the_leader_alone() {
 }
 
 #[test]
-fn a_capacity_answer_after_a_failure_charges_the_failed_one_only() {
+fn full_workers_are_nobodys_failure_over_several_attempts_either() {
     let mut vm = Vm::alone(config("passthrough", 2, ""));
     let mut ticket = vm.send("");
     let second = super::address(1);
     let outcome = Some(Outcome::Capacity);
     vm.answered(&mut ticket, Answered { attempts: Some(2), address: Some(&second), status: 429, outcome });
-    assert_eq!([vm.slot(0).failures, vm.slot(1).failures], [1, 0]);
+    assert_eq!([vm.slot(0).failures, vm.slot(1).failures], [0, 0]);
 }
