@@ -13,7 +13,8 @@ help:
 	@echo "make test-core   the tests of the core only (also test-wasm, test-envoy)"
 	@echo "make wasm        build $(FILTER_WASM)"
 	@echo "make demo        round_robin against cache_aware on four fake engines"
-	@echo "make up          keep Envoy, sidecar and engines running (WORKERS=, POLICY=, PORT=, ADMIN_PORT=, …)"
+	@echo "make up          keep Envoy, sidecar and four fake engines running, or WORKERS=\"http://ip:port …\" instead;"
+	@echo "                 also POLICY, PORT, ADMIN_PORT, CONCURRENCY, CONFIG=file.json, ENVOY_BIN, LOG_LEVEL"
 	@echo "make check-vllm  the same Envoy in front of two real vLLM engines on this CPU (downloads 3 GB at first)"
 	@echo "make clean       remove what was built"
 

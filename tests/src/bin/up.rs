@@ -142,6 +142,8 @@ fn options(args: &Args) -> Result<StackOptions> {
         None => args.log_level.clone(),
     };
     plugin["log_level"] = json!(filter);
+    // At its start and end Envoy warns of matters that are no news here.
+    let quiet = if args.log_level == "warn" { ",main:error" } else { "" };
     free("PORT", SocketAddr::new(args.ip, args.port))?;
     free("ADMIN_PORT", SocketAddr::new(Ipv4Addr::LOCALHOST.into(), args.admin_port))?;
     let separators = |character: char| character.is_whitespace() || character == ',';
@@ -154,7 +156,7 @@ fn options(args: &Args) -> Result<StackOptions> {
             admin_port: args.admin_port,
             concurrency: args.concurrency.into(),
             log_level: args.log_level.clone(),
-            component_log_level: Some(format!("wasm:{filter}")),
+            component_log_level: Some(format!("wasm:{filter}{quiet}")),
             ..EnvoyOptions::default()
         },
         load_monitor_interval: args.load_monitor_interval,
