@@ -28,6 +28,9 @@ pub struct Applied {
 /// What is shown of each worker.
 const WORKER_GAUGES: [&str; 3] = ["smg_worker_requests_active", "smg_worker_health", "smg_worker_cb_state"];
 
+/// A sidecar that claims to report less often than that is not believed: one wrong number would freeze a worker's load.
+const MAX_INTERVAL_MS: u32 = 600_000;
+
 /// The leader looks for forgotten slots once in so many of its ticks.
 const BEATS_PER_SWEEP: u32 = 16;
 
@@ -188,15 +191,15 @@ impl Balancer {
                 applied.foreign += 1;
                 continue;
             };
-            if let Some(address) = worker.address.as_ref().filter(|address| is_address(address)) {
-                addresses.push((hash, address.clone()));
+            if let Some(address) = worker.address.as_deref().and_then(canonical) {
+                addresses.push((hash, address));
             }
             let entry = Entry {
                 load: worker.load,
                 loaded_ms: context.now_ms,
                 silent: worker.load.is_none(),
                 received_ms: context.now_ms,
-                interval_ms: snapshot.interval_ms,
+                interval_ms: snapshot.interval_ms.min(MAX_INTERVAL_MS),
                 epoch: snapshot.epoch,
                 sequence: snapshot.sequence,
                 generation: id.generation,
@@ -285,7 +288,23 @@ impl Balancer {
     }
 }
 
-/// Whether `text` is an `ip:port` that Envoy could know a host by.
-fn is_address(text: &str) -> bool {
-    text.parse::<std::net::SocketAddr>().is_ok()
+/// The `ip:port` in `text` as Envoy writes it, if it is one that a host can have.
+fn canonical(text: &str) -> Option<String> {
+    let address: std::net::SocketAddr = text.parse().ok()?;
+    let scoped = matches!(address, std::net::SocketAddr::V6(v6) if v6.scope_id() != 0);
+    (address.port() != 0 && !scoped).then(|| address.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::canonical;
+
+    #[test]
+    fn only_addresses_that_a_host_can_have_are_taken_and_written_as_envoy_writes_them() {
+        assert_eq!(canonical("10.0.0.1:80").as_deref(), Some("10.0.0.1:80"));
+        assert_eq!(canonical("[0:0:0:0:0:0:0:1]:80").as_deref(), Some("[::1]:80"));
+        for text in ["10.0.0.1", "10.0.0.1:0", "[fe80::1%3]:80", "engine:80", ""] {
+            assert_eq!(canonical(text), None, "{text}");
+        }
+    }
 }

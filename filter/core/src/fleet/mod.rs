@@ -3,7 +3,7 @@
 //! A fleet is built when the configuration or the fleet table changes and is immutable afterwards; exchanges keep the
 //! one they were placed with.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::config::{Config, Leg, WorkerConfig};
 use crate::state::fleet::{FleetState, url_hash};
@@ -53,6 +53,7 @@ pub struct Fleet {
     by_address: HashMap<String, u16>,
     by_slot: HashMap<SlotId, u16>,
     unplaced: Vec<String>,
+    needs_model: bool,
 }
 
 impl Fleet {
@@ -61,14 +62,26 @@ impl Fleet {
     pub fn new(config: &Config, table: &FleetState) -> Self {
         let slots = table.slots();
         let mut fleet = Self::default();
-        for worker in config.workers.iter().filter(|worker| worker.leg == Leg::Regular) {
+        let regular = || config.workers.iter().filter(|worker| worker.leg == Leg::Regular);
+        let configured: HashSet<&str> = regular().filter_map(|worker| worker.address.as_deref()).collect();
+        for worker in regular() {
             let hash = url_hash(&worker.url);
-            let address = worker.address.clone().or_else(|| table.address(hash).map(str::to_owned));
+            // What a sidecar has found must not lead to a host that is somebody else.
+            let found = table
+                .address(hash)
+                .filter(|found| !configured.contains(found) && !fleet.by_address.contains_key(*found));
+            let address = worker.address.as_deref().or(found);
             match (address, slots.get(&hash)) {
-                (Some(address), Some(&id)) => fleet.add(worker, address, id),
+                (Some(address), Some(&id)) => fleet.add(worker, address.to_owned(), id),
                 _ => fleet.unplaced.push(worker.url.clone()),
             }
         }
+        fleet.needs_model = regular().any(|one| {
+            let lacks =
+                |model: &String| regular().any(|other| !other.models.is_empty() && !other.models.contains(model));
+            one.models.iter().any(lacks)
+        }) || (regular().any(|worker| worker.models.is_empty())
+            && regular().any(|worker| !worker.models.is_empty()));
         fleet.build_pools();
         fleet
     }
@@ -131,11 +144,10 @@ impl Fleet {
         }
     }
 
-    /// Whether a request must name its model to find its pool.
+    /// Whether a request must name its model to find its pool, also among workers that cannot be chosen yet.
     #[must_use]
     pub fn needs_model(&self) -> bool {
-        let narrow = |pool: &Pool| !pool.workers.is_empty() && pool.workers.len() != self.any.workers.len();
-        narrow(&self.unnamed) || self.by_model.values().any(narrow)
+        self.needs_model
     }
 
     /// The worker that owns `id`.
@@ -208,6 +220,34 @@ mod tests {
     fn one_model_everywhere_need_not_be_named() {
         let fleet = fleet(r#"[{"url":"http://1.1.1.1:1","models":["a"]},{"url":"http://1.1.1.1:2","models":["a"]}]"#);
         assert!(!fleet.needs_model());
+    }
+
+    #[test]
+    fn workers_that_wait_for_an_address_have_models_too() {
+        let fleet =
+            fleet(r#"[{"url":"http://1.1.1.1:1","models":["a"]},{"url":"http://engine-0:8000","models":["b"]}]"#);
+        assert!(fleet.needs_model());
+    }
+
+    #[test]
+    fn a_found_address_must_not_be_somebody_elses() {
+        let workers = r#"["http://engine-0:8000","http://engine-1:8000","http://1.1.1.1:2"]"#;
+        let config = Config::parse(format!(r#"{{"workers":{workers}}}"#).as_bytes()).unwrap();
+        let urls: Vec<u64> = config.workers.iter().map(|worker| url_hash(&worker.url)).collect();
+        let (table, mut store) = (FleetTable::new("", 1024), MemoryStore::default());
+        table.intern(&mut store, &urls, 0).unwrap();
+        let found = [(urls[0], "1.1.1.1:2".to_owned()), (urls[1], "1.1.1.1:3".to_owned())];
+        table.set_addresses(&mut store, &found).unwrap();
+        let fleet = Fleet::new(&config, &table.read(&mut store).unwrap());
+        assert_eq!(fleet.unplaced(), ["http://engine-0:8000"]);
+        assert_eq!(
+            fleet.by_address("1.1.1.1:2").and_then(|at| fleet.worker(at)).map(|w| w.url.as_str()),
+            Some("http://1.1.1.1:2")
+        );
+        assert_eq!(
+            fleet.by_address("1.1.1.1:3").and_then(|at| fleet.worker(at)).map(|w| w.url.as_str()),
+            Some("http://engine-1:8000")
+        );
     }
 
     #[test]

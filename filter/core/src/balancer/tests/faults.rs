@@ -1,7 +1,7 @@
 //! A store that fails: requests are served, and nothing is left in flight.
 
 use super::stores::Faulty;
-use super::{Level, Vm, config, listed};
+use super::{Level, Vm, config, listed, load, snapshot};
 
 /// Runs a request during which `calls` of the store fail; what it cost in calls.
 fn run(policy: &str, calls: std::ops::Range<u64>) -> u64 {
@@ -70,4 +70,15 @@ fn a_tick_in_an_outage_changes_nothing_and_the_next_one_works() {
     store.heal();
     vm.tick();
     assert_eq!((vm.in_flight(1), vm.world.pending.len()), (vec![0], 0));
+}
+
+#[test]
+fn a_report_that_claims_to_hold_for_ever_is_superseded_all_the_same() {
+    let mut vm = Vm::alone(config("least_load", 2, ""));
+    let mut forged = snapshot(u64::MAX, &[(0, load(1e6, 0.0, 0.0, 0.0))]);
+    (forged.epoch, forged.interval_ms) = (u64::MAX, u32::MAX);
+    vm.take(&forged);
+    vm.pass(31 * 60 * 1000);
+    vm.take(&snapshot(1, &[(0, load(0.0, 0.0, 0.0, 0.0))]));
+    assert_eq!(vm.metric("smg_load_reports_total;outcome=taken"), 2);
 }
