@@ -107,7 +107,7 @@ async fn a_wrong_configuration_is_refused_by_name_and_the_old_one_works_on() {
     let open = Held::start(&envoy, "m", "This one lasts").await;
     let url = Worker::at(addresses[0]).url;
     let cases = [
-        (json!({ "cache_treshold": 0.5 }), vec!["`cache_treshold`: no such key", "did you mean `cache_threshold`?"]),
+        (json!({ "cache_treshold": 0.5 }), vec!["`cache_treshold` is 0.5", "did you mean `cache_threshold`?"]),
         (json!({ "cache_threshold": 1.5 }), vec!["`cache_threshold` is 1.5", "allowed: a number from 0 to 1"]),
         (json!({ "policy": "fastest" }), vec!["`policy` is \"fastest\"", "allowed: cache_aware, least_load"]),
         (

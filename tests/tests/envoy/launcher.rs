@@ -1,8 +1,6 @@
 //! The launcher itself: what the other tests rely on.
 
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::json;
@@ -81,33 +79,8 @@ async fn a_refused_start_says_why() {
     assert!(error.to_string().contains("no_such_policy"), "{error}");
 }
 
-/// Not a test of its own: what `envoy_dies_with_a_killed_test` runs in another process.
-#[tokio::test]
-#[ignore = "helper: starts an Envoy and waits to be killed"]
-async fn victim() {
-    let envoy = Envoy::start(EnvoyOptions { filter: Filter::Absent, ..EnvoyOptions::default() }).await.unwrap();
-    println!("\nenvoy {}", envoy.pid());
-    std::future::pending::<()>().await;
-}
-
-#[tokio::test]
-async fn envoy_dies_with_a_killed_test() {
-    let mut victim = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "launcher::victim", "--nocapture"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(victim.stdout.take().unwrap()).lines();
-    let pid: u32 =
-        lines.map_while(Result::ok).find_map(|line| line.strip_prefix("envoy ")?.parse().ok()).expect("Envoy started");
-    assert!(runs(pid));
-    victim.kill().unwrap();
-    victim.wait().unwrap();
-    eventually(SOON, "the kernel ends Envoy", async || !runs(pid)).await;
-}
-
 /// Whether a process runs; one that is dead and not yet waited for does not.
-fn runs(pid: u32) -> bool {
+pub(crate) fn runs(pid: u32) -> bool {
     let stat = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('Z'))
 }

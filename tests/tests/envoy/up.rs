@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use testbed::envoy::{Connection, Output, Process, eventually, workspace_binary};
 
+use crate::launcher::runs;
 use crate::upstream::Upstream;
 
 const SOON: Duration = Duration::from_secs(120);
@@ -124,6 +125,16 @@ async fn serves_until_it_is_told_to_end() {
 }
 
 #[tokio::test]
+async fn what_it_has_started_dies_with_it_when_it_is_killed() {
+    let mut up = Up::start(&[]).await;
+    let children = up.children();
+    assert!(children.len() == 2 && children.iter().all(|pid| runs(*pid)));
+    up.signal("KILL");
+    assert_eq!(up.end().await, None);
+    eventually(SOON, "the kernel ends Envoy and the sidecar", async || !children.iter().any(|pid| runs(*pid))).await;
+}
+
+#[tokio::test]
 async fn stands_in_front_of_engines_that_run_already() {
     let workers = [Upstream::named("a").await, Upstream::named("b").await];
     // By name and by address.
@@ -192,7 +203,7 @@ fn refusals_name_the_variable_the_value_and_the_remedy() {
         ("ADMIN_PORT", &*port, "stop what listens there or choose another ADMIN_PORT"),
         ("CONCURRENCY", "0", "0 is not in 1..=1024"),
         ("CONFIG", "/does/not/exist.json", "CONFIG=/does/not/exist.json: give a readable file"),
-        ("CONFIG", config, "`polcy`: no such key; did you mean `policy`?"),
+        ("CONFIG", config, "`polcy` is \"random\", but there is no such key; did you mean `policy`?"),
         ("LOG_LEVEL", "loud", "[possible values: trace, debug, info, warn, error]"),
         ("LOAD_MONITOR_INTERVAL", "0", "0.001 to 86400"),
         ("ENVOY_BIN", "/does/not/exist", "ENVOY_BIN=/does/not/exist: "),

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde_json::Value;
 
+use super::suggest::nearest;
+
 /// A longer value is shown by its beginning, in characters.
 const SHOWN: usize = 60;
 
@@ -16,8 +18,12 @@ pub enum ConfigError {
     UnknownKey {
         /// The key as given.
         path: String,
+        /// Its value as JSON, shortened.
+        value: String,
         /// The known key that looks most like it.
         nearest: Option<&'static str>,
+        /// All known keys.
+        allowed: String,
     },
     /// A wrong type, a number out of range, an unknown name.
     Value {
@@ -60,23 +66,36 @@ pub enum ConfigError {
 
 impl ConfigError {
     pub(super) fn value(path: &str, value: &Value, allowed: &str) -> Self {
-        let whole = value.to_string();
-        let mut shown: String = whole.chars().take(SHOWN).collect();
-        if shown.len() < whole.len() {
-            shown.push('…');
-        }
-        Self::Value { path: path.to_owned(), value: shown, allowed: allowed.to_owned() }
+        Self::Value { path: path.to_owned(), value: shown(value), allowed: allowed.to_owned() }
     }
+
+    pub(super) fn unknown(path: &str, value: &Value, key: &str, names: &[&'static str]) -> Self {
+        let nearest = nearest(key, names.iter().copied());
+        Self::UnknownKey { path: path.to_owned(), value: shown(value), nearest, allowed: names.join(", ") }
+    }
+}
+
+/// A value as JSON, shortened.
+fn shown(value: &Value) -> String {
+    let whole = value.to_string();
+    let mut shown: String = whole.chars().take(SHOWN).collect();
+    if shown.len() < whole.len() {
+        shown.push('…');
+    }
+    shown
 }
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Json(why) => write!(f, "the configuration is not JSON: {why}"),
-            Self::UnknownKey { path, nearest: Some(nearest) } => {
-                write!(f, "`{path}`: no such key; did you mean `{nearest}`?")
+            Self::UnknownKey { path, value, nearest, allowed } => {
+                write!(f, "`{path}` is {value}, but there is no such key; ")?;
+                if let Some(nearest) = nearest {
+                    write!(f, "did you mean `{nearest}`? ")?;
+                }
+                write!(f, "allowed: {allowed}")
             }
-            Self::UnknownKey { path, nearest: None } => write!(f, "`{path}`: no such key"),
             Self::Value { path, value, allowed } if path.is_empty() => {
                 write!(f, "the configuration is {value}; allowed: {allowed}")
             }

@@ -2,7 +2,6 @@
 
 use serde_json::{Map, Value};
 
-use super::suggest::nearest;
 use super::values::{ascending, count, header, headers, name, number, strings, whole};
 use super::{Config, ConfigError, LogLevel, PolicyName, Role, ScoreParams, workers};
 
@@ -10,8 +9,8 @@ use super::{Config, ConfigError, LogLevel, PolicyName, Role, ScoreParams, worker
 pub(super) fn read(members: &Map<String, Value>, config: &mut Config) -> Result<(), ConfigError> {
     for (given, value) in members {
         let Some(key) = KEYS.iter().find(|key| key.names().any(|name| name == given)) else {
-            let names = KEYS.iter().flat_map(Key::names);
-            return Err(ConfigError::UnknownKey { path: given.clone(), nearest: nearest(given, names) });
+            let names: Vec<&'static str> = KEYS.iter().flat_map(Key::names).collect();
+            return Err(ConfigError::unknown(given, value, given, &names));
         };
         if let Some(other) = key.names().find(|&name| name != given && members.contains_key(name)) {
             return Err(ConfigError::Twice { path: given.clone(), other: other.to_owned() });

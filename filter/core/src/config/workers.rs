@@ -5,7 +5,6 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde_json::{Map, Value};
 
-use super::suggest::nearest;
 use super::values::{count, strings, text};
 use super::{ConfigError, named};
 
@@ -66,9 +65,8 @@ fn read_one(path: &str, value: &Value) -> Result<WorkerConfig, ConfigError> {
         Value::Object(members) => members,
         _ => return Err(ConfigError::value(path, value, "a URL or an object with a url")),
     };
-    if let Some(unknown) = members.keys().find(|key| !KEYS.contains(&key.as_str())) {
-        let nearest = nearest(unknown, KEYS.into_iter());
-        return Err(ConfigError::UnknownKey { path: format!("{path}.{unknown}"), nearest });
+    if let Some((unknown, value)) = members.iter().find(|(key, _)| !KEYS.contains(&key.as_str())) {
+        return Err(ConfigError::unknown(&format!("{path}.{unknown}"), value, unknown, &KEYS));
     }
     let url = members.get("url").ok_or_else(|| ConfigError::Missing { path: format!("{path}.url") })?;
     let mut worker = read_url(&format!("{path}.url"), url)?;
