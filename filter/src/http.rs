@@ -122,7 +122,7 @@ fn on_exchange<T>(vm: &mut Vm, id: u32, event: impl FnOnce(&mut Exchange, &mut S
     let mut context = Context {
         store: &mut SharedData,
         rng: &mut vm.rng,
-        now_ms: host::now_nanos() / 1_000_000,
+        now_ms: vm.now_ms,
         metrics: &mut vm.metrics,
         log: &mut vm.log,
     };

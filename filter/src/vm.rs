@@ -38,6 +38,10 @@ pub(crate) struct Vm {
     pub(crate) streams: HashMap<u32, Stream, ahash::RandomState>,
     pub(crate) queue: Option<u32>,
     pub(crate) log: HostLog,
+    /// The wall clock as of the last tick or configuration, in Unix milliseconds. It is what exchanges go by: they
+    /// compare seconds (breakers) and report intervals with it, so a quarter of a second does not matter, and reading
+    /// the clock in each callback would be four host calls a request.
+    pub(crate) now_ms: u64,
     last_tick_ms: u64,
 }
 
@@ -79,16 +83,18 @@ impl Vm {
             streams: HashMap::with_hasher(ahash::RandomState::with_seeds(random(), random(), random(), random())),
             queue: None,
             log: HostLog { least: Level::Info },
+            now_ms: 0,
             last_tick_ms: 0,
         }
     }
 
-    /// Runs `work` with everything a balancer's step is given.
+    /// Runs `work` with everything a balancer's step is given, at the present time.
     pub(crate) fn with_context<T>(&mut self, work: impl FnOnce(&mut Context<'_>, &mut Vec<Pending>) -> T) -> T {
+        self.now_ms = host::now_nanos() / 1_000_000;
         let mut context = Context {
             store: &mut SharedData,
             rng: &mut self.rng,
-            now_ms: host::now_nanos() / 1_000_000,
+            now_ms: self.now_ms,
             metrics: &mut self.metrics,
             log: &mut self.log,
         };
@@ -107,11 +113,11 @@ impl Vm {
                 }
             });
         }
-        let now_ms = host::now_nanos() / 1_000_000;
-        if now_ms.abs_diff(self.last_tick_ms) < u64::from(TICK_MS) / 2 {
+        self.now_ms = host::now_nanos() / 1_000_000;
+        if self.now_ms.abs_diff(self.last_tick_ms) < u64::from(TICK_MS) / 2 {
             return;
         }
-        self.last_tick_ms = now_ms;
+        self.last_tick_ms = self.now_ms;
         let pending = std::mem::take(&mut self.pending);
         self.pending.extend(pending.into_iter().filter_map(|change| LoadTable::retry(&mut SharedData, change)));
         crate::ingest::drain(self);
