@@ -102,7 +102,7 @@ impl Balancer {
             context.metrics.set("smg_cache_tree_nodes", &[], counted.nodes);
             context.metrics.set("smg_cache_tree_bytes", &[], counted.bytes);
             let line = format!("prefix tree: {} nodes in {} bytes", counted.nodes, counted.bytes);
-            context.log.line(Level::Debug, &line);
+            context.log.line(Level::Info, &line);
         }
         self.gauges(context)
     }

@@ -172,5 +172,5 @@ fn hold(page: &mut Page, entry: usize, worker: SlotId) {
 }
 
 #[cfg(test)]
-#[path = "tree_tests.rs"]
+#[path = "tests/tree.rs"]
 mod tests;
