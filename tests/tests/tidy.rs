@@ -42,7 +42,9 @@ fn paths_in_the_documents_exist() {
         for path in paths(&read(document)) {
             let built = path.starts_with("target/");
             let exists = root().join(&path).exists()
-                || known.iter().any(|known| known.ends_with(&format!("/{path}")) || known.contains(&format!("/{path}/")));
+                || known
+                    .iter()
+                    .any(|known| known.ends_with(&format!("/{path}")) || known.contains(&format!("/{path}/")));
             assert!(built || exists, "{document} names {path}, which does not exist");
         }
     }

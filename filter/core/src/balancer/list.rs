@@ -6,6 +6,10 @@ use crate::config::ScoreParams;
 use crate::policy::score::expected_wait;
 use crate::policy::{Candidate, Needs};
 
+/// Of a large pool so many workers, drawn by chance, are compared for the places behind the pick: the best of them is
+/// about as good as the best of all, and the cost of a request does not grow with the fleet.
+const WINDOW: usize = 32;
+
 /// Exactly `most` workers, as positions in the fleet: the pick, then the next best of the pool, cycled.
 ///
 /// What is equally good is ordered by chance: in any fixed order the requests of a dead worker would all fall on the
@@ -18,22 +22,24 @@ pub(super) fn workers(
     params: &ScoreParams,
     rng: &mut dyn RngCore,
 ) -> Vec<u16> {
-    let mut rest: Vec<usize> = (0..candidates.len()).filter(|&index| index != pick).collect();
-    if rest.len() > 1 && most > 1 && !needs.in_order {
-        let start = rng.random_range(0..rest.len());
-        rest.rotate_left(start);
-        if needs.score {
-            let mut scores = Vec::with_capacity(rest.len());
-            expected_wait(params, candidates, &rest, &mut scores);
-            let mut ranked: Vec<(f64, usize)> = scores.into_iter().zip(rest).collect();
-            let known = ranked.len().min(most - 1);
-            if known < ranked.len() {
-                ranked.select_nth_unstable_by(known, |one, two| one.0.total_cmp(&two.0));
-                ranked.truncate(known);
-            }
-            ranked.sort_by(|one, two| one.0.total_cmp(&two.0));
-            rest = ranked.into_iter().map(|(_, index)| index).collect();
+    let others = candidates.len().saturating_sub(1);
+    let start = if others > 1 && !needs.in_order { rng.random_range(0..others) } else { 0 };
+    let other = |step: usize| {
+        let index = (start + step) % others.max(1);
+        if index < pick { index } else { index + 1 }
+    };
+    let mut rest: Vec<usize> = (0..others.min(WINDOW.max(most))).map(other).collect();
+    if rest.len() > 1 && most > 1 && needs.score {
+        let mut scores = Vec::with_capacity(rest.len());
+        expected_wait(params, candidates, &rest, &mut scores);
+        let mut ranked: Vec<(f64, usize)> = scores.into_iter().zip(rest).collect();
+        let by_score = |one: &(f64, usize), two: &(f64, usize)| one.0.total_cmp(&two.0);
+        if ranked.len() > most - 1 {
+            ranked.select_nth_unstable_by(most - 1, by_score);
+            ranked.truncate(most - 1);
         }
+        ranked.sort_by(by_score);
+        rest = ranked.into_iter().map(|(_, index)| index).collect();
     }
     let order: Vec<usize> = std::iter::once(pick).chain(rest).collect();
     let workers = order.iter().cycle().filter_map(|&index| candidates.get(index));

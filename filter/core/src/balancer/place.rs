@@ -284,9 +284,15 @@ impl Balancer {
     ) -> Vec<Candidate> {
         let now_secs = context.now_secs();
         let mut candidates = Vec::with_capacity(pool.workers.len());
+        // Neighbours mostly share a block: what belongs to it is looked up once for a run of them.
+        let mut run: Option<(&Read, &[Entry])> = None;
         for &number in &pool.workers {
             let Some(id) = fleet.worker(number).map(|worker| worker.id) else { continue };
-            let Some(read) = reads.iter().find(|read| read.number == id.block()) else { continue };
+            if run.is_none_or(|(read, _)| read.number != id.block()) {
+                let reports = self.reports.get(&id.block()).map_or(&[][..], |cached| &cached.entries);
+                run = reads.iter().find(|read| read.number == id.block()).map(|read| (read, reports));
+            }
+            let Some((read, reports)) = run else { continue };
             let slot = read.block.slot(id.position());
             let available = slot.generation == id.generation
                 && slot.status.is_selectable()
@@ -295,7 +301,7 @@ impl Balancer {
             if !available {
                 continue;
             }
-            let entry = self.reports.get(&read.number).and_then(|cached| cached.entries.get(id.position()));
+            let entry = reports.get(id.position());
             let counts = |entry: &&Entry| entry.generation == id.generation && (last_load || !entry.silent);
             candidates.push(Candidate {
                 worker: number,
