@@ -12,7 +12,7 @@ use filter_core::exchange::{
 
 use crate::host::{self, REQUEST_BODY, REQUEST_HEADERS, RESPONSE_HEADERS, SharedData};
 use crate::ingest;
-use crate::vm::{Root, Vm};
+use crate::vm::{HostLog, Root, Vm};
 
 /// What a callback tells Envoy.
 pub(crate) const CONTINUE: u32 = 0;
@@ -25,14 +25,14 @@ pub(crate) enum Stream {
     /// A request that is balanced.
     Route(Rc<RefCell<Balancer>>, Exchange),
     /// A load snapshot.
-    Ingest,
+    Ingest(HostLog),
 }
 
 impl Stream {
     pub(crate) fn new(root: &Root) -> Self {
         match root {
             Root::Route(balancer) => Self::Route(Rc::clone(balancer), Exchange::default()),
-            Root::Ingest => Self::Ingest,
+            Root::Ingest(log) => Self::Ingest(*log),
         }
     }
 }
@@ -60,7 +60,7 @@ impl Http for Host {
 
 pub(crate) fn on_request_headers(vm: &mut Vm, id: u32, ends: bool) -> u32 {
     match vm.streams.get(&id) {
-        Some(Stream::Ingest) => ingest::on_request_headers(ends),
+        Some(Stream::Ingest(_)) => ingest::on_request_headers(ends),
         Some(Stream::Route(..)) => {
             let step = on_exchange(vm, id, |exchange, scene| exchange.on_request_headers(scene, ends));
             carry_out(step, true)
@@ -71,7 +71,7 @@ pub(crate) fn on_request_headers(vm: &mut Vm, id: u32, ends: bool) -> u32 {
 
 pub(crate) fn on_request_body(vm: &mut Vm, id: u32, held: usize, ends: bool) -> u32 {
     match vm.streams.get(&id) {
-        Some(Stream::Ingest) => ingest::on_request_body(vm, held, ends),
+        Some(Stream::Ingest(log)) => ingest::on_request_body(vm, *log, held, ends),
         Some(Stream::Route(_, exchange)) if exchange.is_holding() => {
             let step = on_exchange(vm, id, |exchange, scene| exchange.on_request_body(scene, held, ends));
             carry_out(step, false)
@@ -82,7 +82,7 @@ pub(crate) fn on_request_body(vm: &mut Vm, id: u32, held: usize, ends: bool) -> 
 
 pub(crate) fn on_request_trailers(vm: &mut Vm, id: u32) -> u32 {
     match vm.streams.get(&id) {
-        Some(Stream::Ingest) => ingest::on_request_trailers(vm),
+        Some(Stream::Ingest(log)) => ingest::on_request_trailers(vm, *log),
         Some(Stream::Route(_, exchange)) if exchange.is_holding() => {
             let step = on_exchange(vm, id, Exchange::on_request_trailers);
             carry_out(step, false)
@@ -119,12 +119,13 @@ pub(crate) fn on_done(vm: &mut Vm, id: u32) {
 fn on_exchange<T>(vm: &mut Vm, id: u32, event: impl FnOnce(&mut Exchange, &mut Scene<'_, '_>) -> T) -> Option<T> {
     let Some(Stream::Route(balancer, exchange)) = vm.streams.get_mut(&id) else { return None };
     let mut balancer = balancer.try_borrow_mut().ok()?;
+    let mut log = HostLog::of(balancer.config());
     let mut context = Context {
         store: &mut SharedData,
         rng: &mut vm.rng,
         now_ms: vm.now_ms,
         metrics: &mut vm.metrics,
-        log: &mut vm.log,
+        log: &mut log,
     };
     let mut scene = Scene {
         context: &mut context,

@@ -4,7 +4,7 @@ use filter_core::ingest::{MAX_DRAINED, accepted, check, refuse_head, refuse_size
 
 use crate::host;
 use crate::http::{PAUSE, answer};
-use crate::vm::Vm;
+use crate::vm::{HostLog, Vm};
 
 /// The head of a request to the ingest listener.
 pub(crate) fn on_request_headers(ends: bool) -> u32 {
@@ -16,24 +16,24 @@ pub(crate) fn on_request_headers(ends: bool) -> u32 {
 }
 
 /// A part of its body.
-pub(crate) fn on_request_body(vm: &mut Vm, held: usize, ends: bool) -> u32 {
-    if let Some(refusal) = vm.with_context(|context, _| refuse_size(context, held)) {
+pub(crate) fn on_request_body(vm: &mut Vm, log: HostLog, held: usize, ends: bool) -> u32 {
+    if let Some(refusal) = vm.with_context(log, |context, _| refuse_size(context, held)) {
         answer(&refusal);
     } else if ends {
-        receive(vm, held);
+        receive(vm, log, held);
     }
     PAUSE
 }
 
 /// Its trailers.
-pub(crate) fn on_request_trailers(vm: &mut Vm) -> u32 {
-    receive(vm, usize::MAX);
+pub(crate) fn on_request_trailers(vm: &mut Vm, log: HostLog) -> u32 {
+    receive(vm, log, usize::MAX);
     PAUSE
 }
 
-fn receive(vm: &mut Vm, held: usize) {
+fn receive(vm: &mut Vm, log: HostLog, held: usize) {
     let body = host::buffer(host::REQUEST_BODY, held).unwrap_or_default();
-    let checked = vm.with_context(|context, _| check(context, &body));
+    let checked = vm.with_context(log, |context, _| check(context, &body));
     match (checked, vm.queue) {
         (Err(refusal), _) => answer(&refusal),
         (Ok(()), None) => {
@@ -64,7 +64,8 @@ pub(crate) fn drain(vm: &mut Vm) {
     for _ in 0..MAX_DRAINED {
         let Ok(Some(message)) = host::dequeue(queue) else { return };
         for balancer in &balancers {
-            vm.with_context(|context, _| {
+            let log = balancer.try_borrow().map_or(HostLog::INFO, |balancer| HostLog::of(balancer.config()));
+            vm.with_context(log, |context, _| {
                 if let Ok(mut balancer) = balancer.try_borrow_mut() {
                     take(context, &mut balancer, &message);
                 }

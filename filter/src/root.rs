@@ -3,12 +3,12 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use filter_core::balancer::{Balancer, Level};
-use filter_core::config::{Config, LogLevel, Role};
+use filter_core::balancer::Balancer;
+use filter_core::config::{Config, Role};
 use filter_core::ingest::QUEUE;
 
 use crate::host::{self, PLUGIN_CONFIGURATION};
-use crate::vm::{Root, TICK_MS, Vm};
+use crate::vm::{HostLog, Root, TICK_MS, Vm};
 
 /// Takes a configuration; false refuses it, and Envoy keeps the old one.
 pub(crate) fn configure(vm: &mut Vm, root: u32, size: usize) -> bool {
@@ -20,10 +20,13 @@ pub(crate) fn configure(vm: &mut Vm, root: u32, size: usize) -> bool {
             return false;
         }
     };
-    vm.log.least = level(config.log_level);
+    let log = HostLog::of(&config);
     if !config.without_effect.is_empty() {
         let line = format!("configuration keys without effect in this version: {}", config.without_effect.join(" "));
         host::log(3, &line);
+    }
+    if !config.replaced.is_empty() {
+        host::log(3, &format!("values that make no sense stand for the default: {}", config.replaced.join(" ")));
     }
     // Every root context registers the queue each time: after a VM reload the host may remember a context of the VM
     // that died, and announce messages to it.
@@ -35,13 +38,13 @@ pub(crate) fn configure(vm: &mut Vm, root: u32, size: usize) -> bool {
         host::log(4, &format!("setting the tick period failed with status {status}"));
     }
     let role = match config.role {
-        Role::Ingest => Root::Ingest,
+        Role::Ingest => Root::Ingest(log),
         Role::Route => {
             let identity = vm.identity;
-            match vm.with_context(|context, _| Balancer::new(config, identity, context)) {
+            match vm.with_context(log, |context, _| Balancer::new(config, identity, context)) {
                 Ok(balancer) => Root::Route(Rc::new(RefCell::new(balancer))),
                 Err(error) => {
-                    vm.log_error(&format!("plugin configuration refused: {error}"));
+                    host::log(4, &format!("plugin configuration refused: {error}"));
                     return false;
                 }
             }
@@ -49,20 +52,4 @@ pub(crate) fn configure(vm: &mut Vm, root: u32, size: usize) -> bool {
     };
     vm.roots.insert(root, role);
     true
-}
-
-/// The least level that is logged.
-fn level(configured: LogLevel) -> Level {
-    match configured {
-        LogLevel::Trace | LogLevel::Debug => Level::Debug,
-        LogLevel::Info => Level::Info,
-        LogLevel::Warn => Level::Warn,
-        LogLevel::Error => Level::Error,
-    }
-}
-
-impl Vm {
-    fn log_error(&mut self, text: &str) {
-        filter_core::balancer::Log::line(&mut self.log, Level::Error, text);
-    }
 }

@@ -6,6 +6,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::rc::Rc;
 
 use filter_core::balancer::{Balancer, Context, Level, LoadTable, Log, Pending};
+use filter_core::config::{Config, LogLevel};
 use filter_core::metrics::{Kind, Metrics};
 use filter_core::request::Facts;
 use rand::SeedableRng;
@@ -23,7 +24,19 @@ pub(crate) enum Root {
     /// Balances requests.
     Route(Rc<RefCell<Balancer>>),
     /// Takes load snapshots.
-    Ingest,
+    Ingest(HostLog),
+}
+
+impl Root {
+    /// The log as this configuration wants it.
+    pub(crate) fn log(&self) -> HostLog {
+        match self {
+            Self::Route(balancer) => {
+                balancer.try_borrow().map_or(HostLog::INFO, |balancer| HostLog::of(balancer.config()))
+            }
+            Self::Ingest(log) => *log,
+        }
+    }
 }
 
 /// One VM.
@@ -37,7 +50,6 @@ pub(crate) struct Vm {
     pub(crate) roots: HashMap<u32, Root>,
     pub(crate) streams: HashMap<u32, Stream, ahash::RandomState>,
     pub(crate) queue: Option<u32>,
-    pub(crate) log: HostLog,
     /// The wall clock as of the last tick or configuration, in Unix milliseconds. It is what exchanges go by: they
     /// compare seconds (breakers) and report intervals with it, so a quarter of a second does not matter, and reading
     /// the clock in each callback would be four host calls a request.
@@ -45,10 +57,26 @@ pub(crate) struct Vm {
     last_tick_ms: u64,
 }
 
-/// Envoy's log.
+/// Envoy's log. Each configuration has its own least level, although all of a thread share one VM.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HostLog {
-    pub(crate) least: Level,
+    least: Level,
+}
+
+impl HostLog {
+    /// The default.
+    pub(crate) const INFO: Self = Self { least: Level::Info };
+
+    /// The log as `config` wants it.
+    pub(crate) fn of(config: &Config) -> Self {
+        let least = match config.log_level {
+            LogLevel::Trace | LogLevel::Debug => Level::Debug,
+            LogLevel::Info => Level::Info,
+            LogLevel::Warn => Level::Warn,
+            LogLevel::Error => Level::Error,
+        };
+        Self { least }
+    }
 }
 
 impl Log for HostLog {
@@ -82,30 +110,35 @@ impl Vm {
             roots: HashMap::new(),
             streams: HashMap::with_hasher(ahash::RandomState::with_seeds(random(), random(), random(), random())),
             queue: None,
-            log: HostLog { least: Level::Info },
             now_ms: 0,
             last_tick_ms: 0,
         }
     }
 
     /// Runs `work` with everything a balancer's step is given, at the present time.
-    pub(crate) fn with_context<T>(&mut self, work: impl FnOnce(&mut Context<'_>, &mut Vec<Pending>) -> T) -> T {
+    pub(crate) fn with_context<T>(
+        &mut self,
+        mut log: HostLog,
+        work: impl FnOnce(&mut Context<'_>, &mut Vec<Pending>) -> T,
+    ) -> T {
         self.now_ms = host::now_nanos() / 1_000_000;
         let mut context = Context {
             store: &mut SharedData,
             rng: &mut self.rng,
             now_ms: self.now_ms,
             metrics: &mut self.metrics,
-            log: &mut self.log,
+            log: &mut log,
         };
         work(&mut context, &mut self.pending)
     }
 
     /// A root context's tick. What belongs to the VM is done for the first root of a period only.
     pub(crate) fn tick(&mut self, root: u32) {
-        if let Some(Root::Route(balancer)) = self.roots.get(&root) {
-            let balancer = Rc::clone(balancer);
-            self.with_context(|context, _| {
+        if let Some(root) = self.roots.get(&root)
+            && let Root::Route(balancer) = root
+        {
+            let (balancer, log) = (Rc::clone(balancer), root.log());
+            self.with_context(log, |context, _| {
                 if let Ok(mut balancer) = balancer.try_borrow_mut()
                     && let Err(error) = balancer.tick(context)
                 {

@@ -9,7 +9,7 @@ use crate::config::{self, ApiKey, Config, ConfigError};
 /// What SMG allows an engine for one answer.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longer intervals are a slip of the keyboard: nothing balances on reports of yesterday.
-const MAX_SECONDS: f64 = 86_400.0;
+const MAX_SECONDS: f64 = 600.0;
 
 /// Asks inference engines (SGLang, vLLM and what answers like them) how loaded they are and pushes the answers into
 /// the load-balancing filter of one or several Envoys.
@@ -21,7 +21,7 @@ pub struct Args {
     #[arg(long = "worker", value_name = "URL", env = "WORKERS")]
     pub workers: Vec<String>,
 
-    /// URL of an Envoy's ingest listener, such as http://127.0.0.1:9901/v1/reports. Repeat it, or separate several by
+    /// URL of an Envoy's ingest listener, such as http://127.0.0.1:9902/v1/reports. Repeat it, or separate several by
     /// commas or spaces; each gets every snapshot.
     #[arg(long = "push-url", value_name = "URL", env = "PUSH_URL")]
     pub push_urls: Vec<String>,
@@ -133,7 +133,7 @@ mod tests {
     fn refusals_name_the_option_and_what_is_allowed() {
         for wrong in ["0", "-1", "NaN", "inf", "0.0001", "100000", "ten", ""] {
             let flag = format!("--load-monitor-interval={wrong}");
-            refuses(&[&flag], "'--load-monitor-interval <SECONDS>': must be a number of seconds from 0.001 to 86400");
+            refuses(&[&flag], "'--load-monitor-interval <SECONDS>': must be a number of seconds from 0.001 to 600");
         }
         refuses(&["--timeout", "11"], "--timeout of 11s is longer than --load-monitor-interval of 10s");
         refuses(&["--push-url", "http://e?x"], "--push-url \"http://e?x\": must have neither a query");

@@ -51,7 +51,7 @@ pub enum ConfigError {
     /// Nowhere to push.
     #[error(
         "no Envoy to push to: give --push-url with the URL of the ingest listener, such as \
-         http://127.0.0.1:9901/v1/reports, or set PUSH_URL"
+         http://127.0.0.1:9902/v1/reports, or set PUSH_URL"
     )]
     NoPushUrl,
     /// A URL that cannot be used.

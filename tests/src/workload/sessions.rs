@@ -60,7 +60,7 @@ impl Default for SessionOptions {
             one_off_bytes: (16 << 10, 64 << 10),
             user_bytes: (8 << 10, 24 << 10),
             answer_bytes: (256, 2 << 10),
-            open_sessions: 80,
+            open_sessions: 64,
             requests_per_second: 53.0,
             max_tokens: 4,
         }

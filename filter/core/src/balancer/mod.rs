@@ -93,6 +93,7 @@ pub struct Balancer {
     tally: Tally,
     warned_unplaced: bool,
     warned_passthrough: bool,
+    warned_unknown: bool,
     census: Census,
     /// The leader's ticks so far.
     beats: u32,
@@ -145,6 +146,7 @@ impl Balancer {
             tally: Tally::default(),
             warned_unplaced: false,
             warned_passthrough: false,
+            warned_unknown: false,
             census: Census::default(),
             beats: 0,
             forgotten: Vec::new(),

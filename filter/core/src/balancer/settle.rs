@@ -30,13 +30,16 @@ impl Balancer {
         let last = response.address.and_then(|address| ticket.fleet.by_address(address));
         let picked = ticket.list.first().copied();
         let attempts = response.attempts.and_then(|attempts| usize::try_from(attempts).ok()).unwrap_or(1);
-        if response.address.is_some() && attempts <= 1 && last != picked {
+        if response.address.is_some() && (last.is_none() || (attempts <= 1 && last != picked)) {
             // Envoy does not know the pick: its host list lags behind ours, or the addresses differ.
             context.metrics.add("smg_destination_unknown_total", &[], 1);
+            self.warn_unknown(context, ticket, response.address.unwrap_or_default());
         }
         // What the attempts before the last were answered is not told. When the last one says that it is full, those before
         // it most likely were too, and being full is nobody's failure.
-        if attempts > 1 && response.outcome != Some(Outcome::Capacity) {
+        // Where a stranger was tried last before the list was used up, it was not followed: nobody on it is to blame.
+        let followed = last.is_some() || attempts > ticket.list.len();
+        if attempts > 1 && followed && response.outcome != Some(Outcome::Capacity) {
             let before = ticket.list.get(..attempts - 1).unwrap_or(&ticket.list);
             let mut charged: Vec<u16> = Vec::with_capacity(before.len());
             for &worker in before {
@@ -63,6 +66,19 @@ impl Balancer {
             ticket.counted = Some(id);
         }
         last
+    }
+
+    /// Says once that Envoy and this configuration disagree about who is where.
+    fn warn_unknown(&mut self, context: &mut Context<'_>, ticket: &Ticket, address: &str) {
+        if std::mem::replace(&mut self.warned_unknown, true) {
+            return;
+        }
+        let wanted = ticket.destination();
+        let line = format!(
+            "Envoy sent a request for {wanted} to {address}: the endpoints of the cluster and the `workers` of the plugin \
+             configuration must have the same ip:port (with host names, mind IPv4 and IPv6)"
+        );
+        context.log.line(Level::Warn, &line);
     }
 
     /// Ends the request: its worker has one less in flight. Does nothing the second time.

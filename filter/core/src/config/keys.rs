@@ -21,7 +21,10 @@ pub(super) fn read(members: &Map<String, Value>, config: &mut Config) -> Result<
                 valid(value).ok_or_else(|| ConfigError::value(given, value, key.allowed))?;
                 config.without_effect.push(key.name);
             }
-            Set::Workers => config.workers = workers::read(given, value)?,
+            Set::Workers => {
+                config.workers = workers::read(given, value)?;
+                config.without_effect.extend(workers::without_effect(&config.workers));
+            }
         }
     }
     Ok(())

@@ -51,12 +51,26 @@ pub(super) fn read(key: &str, value: &Value) -> Result<Vec<WorkerConfig>, Config
     let mut seen = BTreeMap::new();
     for (at, value) in array.iter().enumerate() {
         let worker = read_one(&format!("{key}[{at}]"), value)?;
-        if let Some(first) = seen.insert(worker.url.clone(), at) {
+        if let Some(first) = seen.insert(worker.url.trim_end_matches('/').to_owned(), at) {
             return Err(ConfigError::DuplicateWorker { url: worker.url, first, again: at });
         }
         workers.push(worker);
     }
     Ok(workers)
+}
+
+/// The members that are given and change nothing in this version.
+pub(super) fn without_effect(workers: &[WorkerConfig]) -> Vec<&'static str> {
+    let given = |given: fn(&WorkerConfig) -> bool| workers.iter().any(given);
+    [
+        (given(|worker| worker.leg != Leg::Regular), "workers[].leg (prefill and decode workers take no requests)"),
+        (given(|worker| !worker.runtime.is_empty()), "workers[].runtime"),
+        (given(|worker| !worker.labels.is_empty()), "workers[].labels"),
+        (given(|worker| worker.bootstrap_port.is_some()), "workers[].bootstrap_port"),
+    ]
+    .into_iter()
+    .filter_map(|(given, name)| given.then_some(name))
+    .collect()
 }
 
 fn read_one(path: &str, value: &Value) -> Result<WorkerConfig, ConfigError> {

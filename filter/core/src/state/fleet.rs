@@ -26,7 +26,8 @@ pub const FORGOTTEN_AFTER_SECS: u32 = 60;
 /// The hash that stands for a worker's URL.
 #[must_use]
 pub fn url_hash(url: &str) -> u64 {
-    xxh3_64(url.as_bytes()).max(1)
+    // A slash at the end names the same engine.
+    xxh3_64(url.trim_end_matches('/').as_bytes()).max(1)
 }
 
 /// The table's place in the shared store.
