@@ -146,3 +146,17 @@ fn a_vm_that_dies_at_any_host_call_leaves_the_other_thread_working() {
         fleet.complete(1, request);
     }
 }
+
+#[test]
+fn each_configuration_of_a_thread_logs_at_its_own_level() {
+    let fleet = Fleet::new(1, 2, json!({"log_level": "debug"}));
+    // Another configuration of the same thread with another level, as the ingest listener has it.
+    fleet.vm(0).configure(json!({"role": "ingest"}).to_string()).unwrap();
+    fleet.complete(0, chat("hello"));
+    let lines = fleet.process.logs();
+    let decision = lines.iter().find(|line| line.message.starts_with("Cache-aware selection index=\"tree\""));
+    assert_eq!(decision.map(|line| line.level), Some(1), "{lines:?}");
+    let quiet = Fleet::new(1, 2, json!({}));
+    quiet.complete(0, chat("hello"));
+    assert!(!quiet.process.logs().iter().any(|line| line.message.contains("selection")));
+}

@@ -160,3 +160,19 @@ fn full_workers_are_nobodys_failure_over_several_attempts_either() {
     vm.answered(&mut ticket, Answered { attempts: Some(2), address: Some(&second), status: 429, outcome });
     assert_eq!([vm.slot(0).failures, vm.slot(1).failures], [0, 0]);
 }
+
+#[test]
+fn hosts_that_envoy_chose_by_itself_are_counted_told_of_once_and_nobodys_failure() {
+    let mut vm = Vm::alone(config("passthrough", 2, ""));
+    for _ in 0..2 {
+        let mut ticket = vm.send("");
+        let outcome = Some(Outcome::Failure);
+        let stranger = "[::1]:80";
+        vm.answered(&mut ticket, Answered { attempts: Some(5), address: Some(stranger), status: 503, outcome });
+        vm.end(&mut ticket);
+    }
+    assert_eq!([vm.slot(0).failures, vm.slot(1).failures], [0, 0]);
+    assert_eq!(vm.metric("smg_destination_unknown_total"), 2);
+    let told = vm.world.log.0.iter().filter(|(_, line)| line.contains("[::1]:80")).count();
+    assert_eq!(told, 1);
+}

@@ -218,3 +218,13 @@ fn names_are_read_as_they_are_written() {
         assert_eq!(Leg::from_name(leg.as_str()), Some(leg));
     }
 }
+
+#[test]
+fn members_of_a_worker_that_do_nothing_yet_are_named() {
+    let config =
+        Config::parse(br#"{"workers":[{"url":"http://10.0.0.1:80","leg":"decode","runtime":"vllm"}]}"#).unwrap();
+    assert_eq!(
+        config.without_effect,
+        ["workers[].leg (prefill and decode workers take no requests)", "workers[].runtime"]
+    );
+}

@@ -252,3 +252,11 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_worker_twice_with_and_without_a_slash() {
+    assert_eq!(
+        refusal(r#"{"workers":["http://10.0.0.1:80","http://10.0.0.1:80/"]}"#),
+        "`workers[1].url` is \"http://10.0.0.1:80/\", as is `workers[0].url`; allowed: each URL once"
+    );
+}
