@@ -42,6 +42,10 @@ fn what_envoy_says_counts_where_the_worker_is_to_blame() {
         (503, "upstream_reset_before_response_started{remote_connection_failure}", 2),
         (503, "upstream_reset_before_response_started{connection_termination}", 2),
         (503, "upstream_reset_before_response_started{overflow}", 1),
+        // To a gRPC client Envoy's own errors are 200, and a body too large to be sent again is 507.
+        (200, "upstream_reset_before_response_started{connection_failure|delayed_connect_error:_111}", 2),
+        (200, "cluster_not_found", 1),
+        (507, "request_payload_exceeded_retry_buffer_limit", 1),
         (504, "upstream_response_timeout", 2),
         (504, "response_timeout", 2),
         (504, "upstream_per_try_timeout", 2),
