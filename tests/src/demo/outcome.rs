@@ -37,7 +37,7 @@ pub struct Outcome {
     pub bound_hit_rate: f64,
     /// Each policy's numbers.
     pub policies: BTreeMap<String, PolicyOutcome>,
-    /// What was asked of them, and whether they met it. Only the usual workload is judged; errors always are.
+    /// What was asked of them, and whether they met it. Traces and small samples are not judged; errors always are.
     pub criteria: Vec<Criterion>,
     order: Vec<String>,
     workload: Value,
@@ -45,6 +45,9 @@ pub struct Outcome {
     cache_divisor: usize,
     judged: bool,
 }
+
+/// So many sessions make a sample that proves something.
+const LEAST_JUDGED: usize = 100;
 
 /// One policy's numbers.
 #[derive(Clone, Debug, Serialize)]
@@ -111,7 +114,7 @@ impl Outcome {
             workload,
             engine_names: (1..=settings.engines).map(|number| format!("engine-{number}")).collect(),
             cache_divisor: settings.cache_divisor,
-            judged: settings.trace.is_none() && settings.session_count == DemoSettings::default().session_count,
+            judged: settings.trace.is_none() && settings.session_count >= LEAST_JUDGED,
         }
     }
 
