@@ -1,7 +1,7 @@
 //! A small set-associative table in shared pages: fixed-width entries under a 64-bit tag, the least recently used
 //! replaced. One implementation serves prefix tree and turns; its size is bounded by its geometry for ever.
 
-use super::bytes::{read_u32, read_u64, write};
+use super::bytes::{read_u32, write};
 use super::names::Name;
 use crate::store::{ABSENT, Store, StoreError, Write};
 
@@ -176,12 +176,6 @@ impl Page {
     pub fn is_fading(&self, entry: usize) -> bool {
         let age = self.age(entry);
         self.is_full() && (0..self.used()).filter(|&other| self.age(other) > age).count() < self.entries / 2
-    }
-
-    /// The entry's tag.
-    #[must_use]
-    pub fn tag(&self, entry: usize) -> u64 {
-        read_u64(&self.bytes, self.at(entry))
     }
 
     /// The entry's payload.
