@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};
 use std::rc::Rc;
 
-use filter_core::balancer::{Balancer, Context, Level, LoadTable, Log, Pending};
+use filter_core::balancer::{Balancer, Context, Level, Log, Pending};
 use filter_core::config::{Config, LogLevel};
 use filter_core::metrics::{Kind, Metrics};
 use filter_core::request::Facts;
@@ -151,8 +151,7 @@ impl Vm {
             return;
         }
         self.last_tick_ms = self.now_ms;
-        let pending = std::mem::take(&mut self.pending);
-        self.pending.extend(pending.into_iter().filter_map(|change| LoadTable::retry(&mut SharedData, change)));
+        Pending::retry(&mut SharedData, &mut self.pending);
         crate::ingest::drain(self);
         self.flush_metrics();
     }

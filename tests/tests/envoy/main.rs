@@ -5,6 +5,7 @@ mod balance;
 mod changes;
 mod failing;
 mod gate;
+mod gauges;
 mod hostile;
 mod launcher;
 mod prefix;

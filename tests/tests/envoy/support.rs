@@ -45,8 +45,13 @@ pub struct Held {
 impl Held {
     /// Sends the request and waits for the first piece of the answer.
     pub async fn start(envoy: &Envoy, model: &str, text: &str) -> Self {
+        Self::start_with(envoy, post(chat(model, text), &[(HOLD, "body")])).await
+    }
+
+    /// The same with a request of the caller's, which has the header that makes the engine hold the body.
+    pub async fn start_with(envoy: &Envoy, request: Request<Full<Bytes>>) -> Self {
         let mut connection = envoy.connect().await;
-        let mut answer = connection.start(post(chat(model, text), &[(HOLD, "body")])).await.unwrap();
+        let mut answer = connection.start(request).await.unwrap();
         assert_eq!(answer.status(), StatusCode::OK);
         assert_eq!(answer.frame().await.unwrap().unwrap().into_data().unwrap(), FIRST_PIECE);
         Self { _connection: connection, answer }

@@ -38,6 +38,19 @@ fn a_request_keeps_its_budget_of_host_calls_for_any_number_of_workers() {
 }
 
 #[test]
+fn a_routing_key_costs_two_reads_and_two_writes() {
+    let fleet = Fleet::new(2, 2, json!({}));
+    let request = |keyed: bool| {
+        let request = chat(&prompt(3, 4 << 10));
+        if keyed { request.header("x-smg-routing-key", "user-1") } else { request }
+    };
+    let cost = |keyed| fleet.complete(0, request(keyed)).1.host_calls_total();
+    cost(false);
+    cost(true);
+    assert_eq!(cost(true), cost(false) + 4);
+}
+
+#[test]
 fn a_streamed_chunk_makes_no_call_into_the_module() {
     let fleet = Fleet::new(1, 2, json!({}));
     let mut exchange = fleet.send(0, chat("hello"));

@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use rand::RngCore;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::config::{Config, PolicyName};
 use crate::fleet::Fleet;
@@ -18,6 +19,7 @@ use crate::metrics::Metrics;
 use crate::policy::{self, Needs, Policy};
 use crate::state::census::Census;
 use crate::state::fleet::{FleetTable, url_hash};
+use crate::state::keys::KeyTable;
 use crate::state::load::SlotId;
 use crate::state::meta::Lease;
 use crate::state::report::Entry;
@@ -29,7 +31,7 @@ use self::tally::Tally;
 
 pub use place::{Prompt, Ticket};
 pub use settle::Answered;
-pub use table::{LoadTable, Pending};
+pub use table::{Delta, LoadTable, Pending};
 
 /// How much a line of log matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,6 +90,7 @@ pub struct Balancer {
     reports: HashMap<u16, CachedReports>,
     tree: PrefixTree,
     turns: Turns,
+    keys: KeyTable,
     lease: Lease,
     seed: u64,
     tally: Tally,
@@ -100,7 +103,7 @@ pub struct Balancer {
     /// Slots that the last sweep has found forgotten.
     forgotten: Vec<SlotId>,
     /// The metrics' numbers of each worker's gauges, in the order of the fleet.
-    gauges: Vec<[Option<usize>; 3]>,
+    gauges: Vec<[Option<usize>; 4]>,
 }
 
 /// The cold reports of one block, as of the version named in the hot block.
@@ -140,6 +143,7 @@ impl Balancer {
             reports: HashMap::new(),
             tree: PrefixTree::new(&instance, config.max_tree_size),
             turns: Turns::new(&instance),
+            keys: KeyTable::new(&instance, vm),
             lease,
             seed,
             config: Rc::new(config),
@@ -183,6 +187,7 @@ impl Balancer {
         for worker in self.fleet.workers().iter().filter(|worker| !others.contains(&worker.url)) {
             let labels = [("worker", worker.url.as_str())];
             metrics.set("smg_worker_requests_active", &labels, 0);
+            metrics.set("smg_worker_routing_keys_active", &labels, 0);
             metrics.set("smg_worker_health", &labels, 0);
         }
     }
@@ -191,6 +196,12 @@ impl Balancer {
     #[must_use]
     pub fn needs(&self, policy: PolicyName) -> Needs {
         self.policy(policy).map_or_else(Needs::default, Policy::needs)
+    }
+
+    /// The hash by which routing key `key` is known to all threads.
+    #[must_use]
+    pub fn key_hash(&self, key: &str) -> u64 {
+        xxh3_64_with_seed(key.as_bytes(), self.seed)
     }
 
     fn policy(&self, name: PolicyName) -> Option<&dyn Policy> {

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::table::{Read, TRIES};
+use super::table::{Delta, Read, TRIES};
 use super::{Balancer, CachedReports, Context, Level, Pending};
 use crate::answer::Refusal;
 use crate::breaker;
@@ -12,9 +12,10 @@ use crate::config::PolicyName;
 use crate::fleet::{Fleet, Pool, UNKNOWN_MODEL, Worker};
 use crate::policy::{Branch, Candidate, Pick, View};
 use crate::prefix::path::{self, Node, Root};
+use crate::state::keys::KeyPage;
 use crate::state::load::{BreakerState, SLOTS_PER_BLOCK, Slot, SlotId};
 use crate::state::report::{Entry, ReportBlock};
-use crate::state::tree::Found;
+use crate::state::tree::{Found, Label};
 use crate::store::{StoreError, Write};
 
 /// What is asked of a placement.
@@ -36,6 +37,8 @@ pub struct Prompt<'a> {
     pub any_worker: bool,
     /// The policy, if it is another one than the configuration's.
     pub policy: Option<PolicyName>,
+    /// The routing key's hash, see [`Balancer::key_hash`].
+    pub key: Option<u64>,
 }
 
 /// A placed request: what it holds until it ends.
@@ -46,6 +49,8 @@ pub struct Ticket {
     pub(super) list: Vec<u16>,
     /// Whose in-flight count the request is part of.
     pub(super) counted: Option<SlotId>,
+    /// The routing key under which it is counted there.
+    pub(super) key: Option<u64>,
     /// The picked worker's breaker had nothing to forget.
     pub(super) healthy: bool,
 }
@@ -88,6 +93,7 @@ struct Placement {
     candidates: Vec<Candidate>,
     pick: Pick,
     counted: Option<SlotId>,
+    key: Option<u64>,
     healthy: bool,
     found: Found,
 }
@@ -135,11 +141,12 @@ impl Balancer {
             self.record(context, &fleet, prompt, &placement, worker.worker);
             if !nodes.is_empty() {
                 // Best effort: a lost race or a failing store costs a hint, never the request.
-                let evicted = self.tree.insert(context.store, &nodes, worker.id, placement.found);
+                let label = Label::new(fleet.model_label(prompt.model), !prompt.tokens.is_empty());
+                let evicted = self.tree.insert(context.store, &nodes, label, worker.id, placement.found);
                 self.tally.evicted(evicted.unwrap_or(0));
             }
         }
-        Ok(Ticket { fleet, list, counted: placement.counted, healthy: placement.healthy })
+        Ok(Ticket { fleet, list, counted: placement.counted, key: placement.key, healthy: placement.healthy })
     }
 
     /// The nodes of the prompt in the tree of its model.
@@ -176,6 +183,11 @@ impl Balancer {
         for &block in &pool.blocks {
             reads.push(self.load.read(context.store, block)?);
         }
+        let key = match prompt.key {
+            Some(key) => Some((key, self.keys.read(context.store, key)?)),
+            None => None,
+        };
+        let brings = |id: SlotId| key.as_ref().is_some_and(|(_, known)| known.in_flight(id) == 0);
         let mut turn = None;
         let mut searched_again = false;
         let token_ids = (prompt.token_count > 0).then(|| u32::try_from(prompt.token_count).unwrap_or(u32::MAX));
@@ -214,7 +226,7 @@ impl Balancer {
             };
             let before = read.block.slot(id.position());
             let mut slot = before;
-            self.credit(&mut slot, &pick, context.now_secs());
+            self.credit(&mut slot, &pick, brings(id), context.now_secs());
             read.block.set_slot(id.position(), slot);
             let healthy = slot.breaker == BreakerState::Closed && slot.failures == 0;
             if self.load.write(context.store, read)? == Write::Done {
@@ -223,28 +235,53 @@ impl Balancer {
                         fleet.by_slot(id).and_then(|worker| fleet.worker(worker)).map_or("", |worker| &worker.url);
                     super::settle::log_transition(context, url, before.breaker, slot.breaker);
                 }
-                return Ok(Ok(Placement { candidates, pick, counted: Some(id), healthy, found }));
+                let brought = brings(id);
+                let key = key.and_then(|(key, known)| self.track(context, known, key, id, brought, pending));
+                return Ok(Ok(Placement { candidates, pick, counted: Some(id), key, healthy, found }));
             }
             if attempt >= TRIES {
                 // Lost every race: keep the pick and apply what it costs as a mere change.
                 let now_secs = context.now_secs();
                 let applied = self.load.change(context.store, id, |slot| {
-                    self.credit(slot, &pick, now_secs);
+                    self.credit(slot, &pick, brings(id), now_secs);
                     true
                 })?;
+                let brought = brings(id);
                 if !applied {
-                    self.load.count(context.store, id, 1, pending);
+                    let delta = Delta { in_flight: 1, keys: i32::from(brought) };
+                    self.load.count(context.store, id, delta, pending);
                 }
-                return Ok(Ok(Placement { candidates, pick, counted: Some(id), healthy, found }));
+                let key = key.and_then(|(key, known)| self.track(context, known, key, id, brought, pending));
+                return Ok(Ok(Placement { candidates, pick, counted: Some(id), key, healthy, found }));
             }
             *read = self.load.read(context.store, id.block())?;
         }
         Ok(Err(Refusal::NoAvailableWorkers))
     }
 
+    /// Counts a request of `key` at `id`, whose number of distinct keys was raised already if it `brought` a new one,
+    /// and mends that number where another thread has been faster. The key, if it is tracked now.
+    fn track(
+        &self,
+        context: &mut Context<'_>,
+        known: KeyPage,
+        key: u64,
+        id: SlotId,
+        brought: bool,
+        pending: &mut Vec<Pending>,
+    ) -> Option<u64> {
+        let (tracked, keys) = self.join(context, known, key, id);
+        let keys = keys - i32::from(brought);
+        if keys != 0 {
+            self.load.count(context.store, id, Delta { in_flight: 0, keys }, pending);
+        }
+        tracked
+    }
+
     /// The write that a pick makes to its worker's slot.
-    fn credit(&self, slot: &mut Slot, pick: &Pick, now_secs: u32) {
+    fn credit(&self, slot: &mut Slot, pick: &Pick, brings_key: bool, now_secs: u32) {
         slot.in_flight = slot.in_flight.saturating_add(1);
+        slot.keys = slot.keys.saturating_add(i32::from(brings_key));
         if let Some(tokens) = pick.credit {
             slot.tally_tokens = slot.tally_tokens.saturating_add(tokens);
             slot.tally_requests = slot.tally_requests.saturating_add(1);
@@ -325,7 +362,7 @@ impl Balancer {
         context.log.line(Level::Error, &format!("{error}; the request goes to a random worker"));
         let start = context.rng.next_u32() as usize % pool.workers.len().max(1);
         let list = pool.workers.iter().cycle().skip(start).take(self.max_attempts());
-        Ticket { fleet: Rc::clone(fleet), list: list.copied().collect(), counted: None, healthy: true }
+        Ticket { fleet: Rc::clone(fleet), list: list.copied().collect(), counted: None, key: None, healthy: true }
     }
 
     /// Metrics and log of a placement.

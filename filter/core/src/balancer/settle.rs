@@ -1,8 +1,10 @@
 //! What the response says, and the end of a request.
 
+use super::table::Delta;
 use super::{Balancer, Context, Level, Pending, Ticket};
 use crate::breaker::{self, Outcome};
-use crate::state::load::BreakerState;
+use crate::state::keys::{Change, KeyPage};
+use crate::state::load::{BreakerState, SlotId};
 
 /// The head of a response, as far as it tells who gave it.
 #[derive(Debug, Clone, Copy)]
@@ -61,8 +63,14 @@ impl Balancer {
             && counted != worker.id
         {
             let id = worker.id;
-            self.load.count(context.store, id, 1, pending);
-            self.load.count(context.store, counted, -1, pending);
+            let (mut came, mut left) = (0, 0);
+            if let Some(key) = ticket.key {
+                left = self.leave(context, key, counted, pending);
+                let known = self.keys.read(context.store, key).ok();
+                (ticket.key, came) = known.map_or((None, 0), |known| self.join(context, known, key, id));
+            }
+            self.load.count(context.store, id, Delta { in_flight: 1, keys: came }, pending);
+            self.load.count(context.store, counted, Delta { in_flight: -1, keys: left }, pending);
             ticket.counted = Some(id);
         }
         last
@@ -84,8 +92,23 @@ impl Balancer {
     /// Ends the request: its worker has one less in flight. Does nothing the second time.
     pub fn ended(&mut self, context: &mut Context<'_>, ticket: &mut Ticket, pending: &mut Vec<Pending>) {
         if let Some(id) = ticket.counted.take() {
-            self.load.count(context.store, id, -1, pending);
+            let keys = ticket.key.take().map_or(0, |key| self.leave(context, key, id, pending));
+            self.load.count(context.store, id, Delta { in_flight: -1, keys }, pending);
         }
+    }
+
+    /// Counts a request of `key` at `id`: the key if it is tracked now, and what that did to the worker's number of
+    /// distinct keys. A store that fails leaves the request untracked.
+    pub(super) fn join(&self, context: &mut Context<'_>, known: KeyPage, key: u64, id: SlotId) -> (Option<u64>, i32) {
+        match self.keys.add(context.store, known, id) {
+            Ok(Change::Keys(keys)) => (Some(key), keys),
+            Ok(Change::Untracked | Change::Lost) | Err(_) => (None, 0),
+        }
+    }
+
+    /// Counts a request of `key` less at `id` and returns what that did to the worker's number of distinct keys.
+    fn leave(&self, context: &mut Context<'_>, key: u64, id: SlotId, pending: &mut Vec<Pending>) -> i32 {
+        Pending::drop_key(context.store, &self.keys, self.load.name(), key, id, pending)
     }
 
     fn feed(&self, context: &mut Context<'_>, ticket: &Ticket, worker: u16, outcome: Outcome) {

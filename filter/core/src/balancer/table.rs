@@ -1,11 +1,15 @@
 //! Reading and writing the load tables, with the bounds that keep a hot loop from spinning.
 
+use crate::state::keys::{Change, KeyTable};
 use crate::state::load::{LoadBlock, SLOTS_PER_BLOCK, Slot, SlotId};
 use crate::state::names::Name;
 use crate::store::{ABSENT, Store, StoreError, Write, version_of};
 
 /// A writer that loses this often in a row gives its change to the pending list.
 pub(super) const TRIES: usize = 16;
+
+/// A store that always fails must not fill the memory: further keys that end then stay in their table.
+const MOST_PENDING: usize = 16_384;
 
 /// The load tables' places in the shared store.
 #[derive(Debug, Clone)]
@@ -26,12 +30,38 @@ pub struct Read {
     pub version: Option<u32>,
 }
 
-/// A change of an in-flight count that has lost every race so far; the next tick applies it.
+/// What a request adds to its worker's slot, or takes from it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Delta {
+    /// Requests in flight.
+    pub in_flight: i32,
+    /// Distinct routing keys with requests in flight.
+    pub keys: i32,
+}
+
+/// A change that has lost every race so far; the next tick applies it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pending {
-    table: Name,
-    id: SlotId,
-    change: i32,
+pub enum Pending {
+    /// Of a worker's counts.
+    Load {
+        /// The table.
+        table: Name,
+        /// The worker.
+        id: SlotId,
+        /// The change.
+        delta: Delta,
+    },
+    /// One request of a routing key less at a worker.
+    Key {
+        /// The key counts.
+        table: KeyTable,
+        /// The load table that holds the number of distinct keys.
+        load: Name,
+        /// The key's hash.
+        key: u64,
+        /// The worker.
+        id: SlotId,
+    },
 }
 
 impl LoadTable {
@@ -50,6 +80,12 @@ impl LoadTable {
     #[must_use]
     pub fn blocks(&self) -> u16 {
         self.blocks
+    }
+
+    /// The hot table's name.
+    #[must_use]
+    pub fn name(&self) -> &Name {
+        &self.load
     }
 
     /// The key of a hot block.
@@ -126,35 +162,82 @@ impl LoadTable {
         Ok(false)
     }
 
-    /// Adds `change` to the in-flight count of `id`; what loses every race is added to `pending`, for a later try.
+    /// Adds `delta` to the counts of `id`; what loses every race is added to `pending`, for a later try.
     ///
-    /// A change of the other sign that still waits is reduced instead: a count stops at 0, so to subtract now and add
-    /// later would leave one too many for ever. One entry a worker keeps the list short, whatever the store does.
-    pub fn count(&self, store: &mut dyn Store, id: SlotId, change: i32, pending: &mut Vec<Pending>) {
-        let waits = pending.iter().position(|waiting| waiting.id == id && waiting.table == self.load);
-        let opposed =
-            waits.and_then(|at| pending.get(at)).is_some_and(|waiting| waiting.change.signum() != change.signum());
-        let left = if opposed { Some(change) } else { self.add(store, id, change).map(|left| left.change) };
-        let Some(left) = left else { return };
-        match waits.and_then(|at| pending.get_mut(at)) {
-            Some(waiting) => waiting.change = waiting.change.saturating_add(left),
-            None => pending.push(Pending { table: self.load.clone(), id, change: left }),
+    /// An in-flight change of the other sign that still waits is reduced instead: the count stops at 0, so to subtract
+    /// now and add later would leave one too many for ever. One entry a worker keeps the list short, whatever the store
+    /// does.
+    pub fn count(&self, store: &mut dyn Store, id: SlotId, delta: Delta, pending: &mut Vec<Pending>) {
+        let of_worker = |waiting: &Pending| matches!(waiting, Pending::Load { table, id: waits, .. } if *waits == id && *table == self.load);
+        let waits = pending.iter().position(of_worker);
+        let opposed = waits.and_then(|at| pending.get(at)).is_some_and(|waiting| {
+            matches!(waiting, Pending::Load { delta: waiting, .. }
+                if waiting.in_flight.signum() * delta.in_flight.signum() < 0)
+        });
+        if !opposed && self.add(store, id, delta) {
+            return;
         }
-        pending.retain(|waiting| waiting.change != 0);
+        match waits.and_then(|at| pending.get_mut(at)) {
+            Some(Pending::Load { delta: waiting, .. }) => {
+                waiting.in_flight = waiting.in_flight.saturating_add(delta.in_flight);
+                waiting.keys = waiting.keys.saturating_add(delta.keys);
+            }
+            _ => pending.push(Pending::Load { table: self.load.clone(), id, delta }),
+        }
+        let nothing = Delta::default();
+        pending.retain(|waiting| !matches!(waiting, Pending::Load { delta, .. } if *delta == nothing));
     }
 
-    fn add(&self, store: &mut dyn Store, id: SlotId, change: i32) -> Option<Pending> {
+    /// Whether `delta` was applied; false if every try lost its race or the store failed.
+    fn add(&self, store: &mut dyn Store, id: SlotId, delta: Delta) -> bool {
         let done = self.change(store, id, |slot| {
-            slot.in_flight = slot.in_flight.saturating_add_signed(change);
+            slot.in_flight = slot.in_flight.saturating_add_signed(delta.in_flight);
+            slot.keys = slot.keys.saturating_add(delta.keys);
             true
         });
-        (done != Ok(true)).then(|| Pending { table: self.load.clone(), id, change })
+        done == Ok(true)
     }
 
-    /// Tries a pending change again.
-    #[must_use]
-    pub fn retry(store: &mut dyn Store, pending: Pending) -> Option<Pending> {
-        let table = Self { load: pending.table.clone(), report: pending.table, blocks: 0 };
-        table.add(store, pending.id, pending.change)
+    fn named(load: Name) -> Self {
+        Self { report: load.clone(), load, blocks: 0 }
+    }
+}
+
+impl Pending {
+    /// Tries all of `pending` again and keeps what fails again.
+    pub fn retry(store: &mut dyn Store, pending: &mut Vec<Self>) {
+        for waiting in std::mem::take(pending) {
+            match waiting {
+                Self::Load { table, id, delta } => LoadTable::named(table).count(store, id, delta, pending),
+                Self::Key { table, load, key, id } => {
+                    let keys = Self::drop_key(store, &table, &load, key, id, pending);
+                    if keys != 0 {
+                        LoadTable::named(load).count(store, id, Delta { in_flight: 0, keys }, pending);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Counts one request of `key` less at `id` and returns what that did to the worker's number of distinct keys.
+    /// What loses every race is added to `pending`.
+    pub(super) fn drop_key(
+        store: &mut dyn Store,
+        table: &KeyTable,
+        load: &Name,
+        key: u64,
+        id: SlotId,
+        pending: &mut Vec<Self>,
+    ) -> i32 {
+        match table.remove(store, key, id) {
+            Ok(Change::Keys(keys)) => keys,
+            Ok(Change::Untracked) => 0,
+            Ok(Change::Lost) | Err(_) => {
+                if pending.len() < MOST_PENDING {
+                    pending.push(Self::Key { table: table.clone(), load: load.clone(), key, id });
+                }
+                0
+            }
+        }
     }
 }

@@ -6,10 +6,13 @@ use super::table::TRIES;
 use super::{Balancer, Context, Level, hashes};
 use crate::config::PolicyName;
 use crate::fleet::{Fleet, UNKNOWN_MODEL};
+use crate::metrics::Metrics;
 use crate::report::Snapshot;
+use crate::state::census::Census;
 use crate::state::fleet::url_hash;
 use crate::state::load::{BreakerState, Slot, SlotId};
 use crate::state::report::{Entry, ReportBlock};
+use crate::state::tree::Label;
 use crate::store::{StoreError, Write, version_of};
 
 /// What became of a snapshot's workers.
@@ -26,7 +29,8 @@ pub struct Applied {
 }
 
 /// What is shown of each worker.
-const WORKER_GAUGES: [&str; 3] = ["smg_worker_requests_active", "smg_worker_health", "smg_worker_cb_state"];
+const WORKER_GAUGES: [&str; 4] =
+    ["smg_worker_requests_active", "smg_worker_health", "smg_worker_cb_state", "smg_worker_routing_keys_active"];
 
 /// A sidecar that claims to report less often than that is not believed: one wrong number would freeze a worker's load.
 const MAX_INTERVAL_MS: u32 = 600_000;
@@ -98,9 +102,9 @@ impl Balancer {
             self.sweep(context)?;
         }
         self.warn_passthrough(context);
-        if let Some(counted) = self.census.step(context.store, &self.tree)? {
-            context.metrics.set("smg_cache_tree_nodes", &[], counted.nodes);
-            context.metrics.set("smg_cache_tree_bytes", &[], counted.bytes);
+        let fleet = Rc::clone(&self.fleet);
+        if let Some(counted) = self.census.step(context.store, &self.tree, &|id| fleet.by_slot(id).is_some())? {
+            show_trees(context.metrics, &fleet, &counted);
             let line = format!("prefix tree: {} nodes in {} bytes", counted.nodes, counted.bytes);
             context.log.line(Level::Info, &line);
         }
@@ -160,7 +164,8 @@ impl Balancer {
                 BreakerState::Open => 1,
                 BreakerState::HalfOpen => 2,
             };
-            let values = [u64::from(slot.in_flight), u64::from(slot.status.is_selectable()), state];
+            let keys = u64::try_from(slot.keys).unwrap_or(0);
+            let values = [u64::from(slot.in_flight), u64::from(slot.status.is_selectable()), state, keys];
             let gauges = self.gauges.get(number).copied().unwrap_or_default();
             for (gauge, value) in gauges.into_iter().zip(values) {
                 if let Some(gauge) = gauge {
@@ -285,6 +290,22 @@ impl Balancer {
             }
         }
         Ok(false)
+    }
+}
+
+/// Sets the gauges of the prefix tree. Only models that the fleet names have their own.
+fn show_trees(metrics: &mut Metrics, fleet: &Fleet, counted: &Census) {
+    metrics.set("smg_cache_tree_nodes", &[], counted.nodes);
+    metrics.set("smg_cache_tree_bytes", &[], counted.bytes);
+    for model in fleet.models().into_iter().chain([UNKNOWN_MODEL]) {
+        for (tokens, units, name) in
+            [(false, "smg_cache_tree_chars", "string"), (true, "smg_cache_tree_tokens", "token")]
+        {
+            let tree = counted.trees.get(&Label::new(model, tokens));
+            let (units_held, holders) = tree.map_or((0, 0), |tree| (tree.units, tree.holders.len() as u64));
+            metrics.set(units, &[("model", model)], units_held);
+            metrics.set("smg_cache_tree_tenants", &[("model", model), ("tree", name)], holders);
+        }
     }
 }
 

@@ -135,6 +135,9 @@ const KEYS: &[Key] = &[
     Key::new("clusters", "an array of cluster names", |c, v| put(&mut c.clusters, strings(v).map(Some))),
     Key::new("route_metadata", BOOLEAN, |c, v| put(&mut c.route_metadata, v.as_bool())),
     Key::new("model_header", "a header's name", |c, v| put(&mut c.model_header, header(v).map(Some))),
+    Key::new("routing_key_headers", "an array of header names, at least one", |c, v| {
+        put(&mut c.routing_key_headers, headers(v))
+    }),
     Key::new("max_workers", "a whole number from 64 to 4096", |c, v| {
         let workers = count(v, 64).filter(|&workers| workers <= 4096)?;
         put(&mut c.max_workers, Some(workers.next_multiple_of(64)))
@@ -210,7 +213,6 @@ const KEYS: &[Key] = &[
     }),
     Key::inert("max_idle_secs", WHOLE, any_count).or("sticky_key_idle_secs"),
     Key::inert("routing_key_override", BOOLEAN, boolean).or("sticky_sessions"),
-    Key::inert("routing_key_headers", "an array of header names, at least one", |v| headers(v).map(drop)),
     Key::inert("worker_overload_protection", BOOLEAN, boolean),
     Key::inert("worker_overload_waiting_requests", POSITIVE, positive),
     Key::inert("worker_overload_token_usage", "a number above 0, at most 1", |v| {

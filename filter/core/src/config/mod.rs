@@ -42,6 +42,8 @@ pub struct Config {
     pub route_metadata: bool,
     /// A request header, in lower case, that names the model in place of the body.
     pub model_header: Option<String>,
+    /// The headers, in lower case, that may carry a request's routing key; the first with a valid one counts.
+    pub routing_key_headers: Vec<String>,
     /// How much of a body is held before the request is routed on what has arrived, in bytes.
     pub max_buffered_request_bytes: u64,
     /// Slots for workers in the shared tables, a multiple of 64.
@@ -111,6 +113,7 @@ impl Default for Config {
             clusters: None,
             route_metadata: false,
             model_header: None,
+            routing_key_headers: vec!["x-smg-routing-key".to_owned()],
             max_buffered_request_bytes: 1 << 20,
             max_workers: 1024,
             max_tree_size: 64 << 20,

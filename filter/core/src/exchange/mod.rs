@@ -3,11 +3,13 @@
 //! The caller hands in events and carries the returned steps out; nothing here touches a host.
 //! A request is counted in flight when it is placed and once less when its stream ends, whatever ended it.
 
+use std::rc::Rc;
+
 use crate::answer::{self, Answer};
 use crate::balancer::{Answered, Balancer, Context, Pending, Prompt, Ticket};
 use crate::breaker::Outcome;
 use crate::config::PolicyName;
-use crate::request::{Endpoint, Facts, Parsed, endpoint};
+use crate::request::{Endpoint, Facts, Parsed, endpoint, routing_key};
 
 /// Names the host (or hosts, in order) that Envoy shall use.
 pub const DESTINATION_HEADER: &str = "x-gateway-destination-endpoint";
@@ -106,6 +108,8 @@ pub struct Exchange {
     model: Option<String>,
     /// The policy that the route names.
     policy: Option<PolicyName>,
+    /// The routing key's hash.
+    key: Option<u64>,
     ticket: Option<Ticket>,
     /// The body is looked at again when so many bytes are held.
     look_at: usize,
@@ -133,6 +137,7 @@ impl Exchange {
         if self.endpoint == Endpoint::Models && !scene.balancer.fleet().models().is_empty() {
             return Step::Reply(answer::models(&scene.balancer.fleet().models()));
         }
+        self.key = key_of(scene);
         // An upgrade delivers no body: held, it would hang.
         if !self.endpoint.has_prompt() || scene.http.request_header("upgrade").is_some() {
             self.endpoint = Endpoint::Other;
@@ -243,7 +248,7 @@ impl Exchange {
         let any_worker = !self.endpoint.has_prompt();
         let facts = &*scene.facts;
         let prompt = if any_worker {
-            Prompt { any_worker, ..Prompt::default() }
+            Prompt { any_worker, key: self.key, ..Prompt::default() }
         } else {
             Prompt {
                 model: self.model.as_deref().unwrap_or(&facts.model),
@@ -254,6 +259,7 @@ impl Exchange {
                 namespace: facts.namespace,
                 any_worker,
                 policy: self.policy,
+                key: self.key,
             }
         };
         match scene.balancer.place(scene.context, prompt, scene.pending) {
@@ -279,6 +285,15 @@ fn is_ours(scene: &mut Scene<'_, '_>) -> bool {
     }
     let enabled = ["xds", "route_metadata", "filter_metadata", "smg", "enabled"];
     config.route_metadata && scene.http.property(&enabled).is_some_and(|raw| raw.first() == Some(&1))
+}
+
+/// The routing key of a request: the first configured header with a valid one.
+fn key_of(scene: &mut Scene<'_, '_>) -> Option<u64> {
+    let config = Rc::clone(scene.balancer.config());
+    config.routing_key_headers.iter().find_map(|name| {
+        let header = scene.http.request_header(name)?;
+        routing_key(&header).map(|key| scene.balancer.key_hash(key))
+    })
 }
 
 /// The policy that the route's metadata names, where metadata is looked at; a name that is none changes nothing.

@@ -3,7 +3,7 @@
 use super::path::{Node, Root, of_text, of_tokens};
 use super::{Match, PrefixIndex, Units};
 use crate::state::load::SlotId;
-use crate::state::tree::{Found, PrefixTree};
+use crate::state::tree::{Found, Label, PrefixTree};
 use crate::store::Store;
 
 /// The shared tree with its store. Units of text are bytes.
@@ -46,6 +46,7 @@ impl<S: Store> PrefixIndex for SharedIndex<S> {
 
     fn insert(&mut self, root: Root<'_>, units: Units<'_>, worker: SlotId) {
         let (nodes, found) = self.find(root, units);
-        let _ = self.tree.insert(&mut self.store, &nodes, worker, found);
+        let label = Label::new(root.model, matches!(units, Units::Tokens(_)));
+        let _ = self.tree.insert(&mut self.store, &nodes, label, worker, found);
     }
 }

@@ -11,6 +11,11 @@ pub(crate) fn read_u32(bytes: &[u8], at: usize) -> u32 {
 }
 
 /// See [`read_u16`].
+pub(crate) fn read_i32(bytes: &[u8], at: usize) -> i32 {
+    field(bytes, at).map_or(0, i32::from_le_bytes)
+}
+
+/// See [`read_u16`].
 pub(crate) fn read_u64(bytes: &[u8], at: usize) -> u64 {
     field(bytes, at).map_or(0, u64::from_le_bytes)
 }

@@ -3,13 +3,13 @@
 //! A pick reads the blocks its pool spans and swaps the winner's block, so that choosing and crediting is one atomic
 //! step. Load belongs to a worker, not to a pool: a worker that serves ten models has one count.
 
-use super::bytes::{read_u16, read_u32, write};
+use super::bytes::{read_i32, read_u16, read_u32, write};
 
 /// Workers in one block.
 pub const SLOTS_PER_BLOCK: usize = 64;
 
 const HEADER_BYTES: usize = 32;
-const SLOT_BYTES: usize = 24;
+const SLOT_BYTES: usize = 28;
 const BLOCK_BYTES: usize = HEADER_BYTES + SLOTS_PER_BLOCK * SLOT_BYTES;
 
 const REPORT_VERSION: usize = 4;
@@ -110,6 +110,9 @@ pub struct Slot {
     pub status: Status,
     /// Vetoed by overload protection.
     pub vetoed: bool,
+    /// Distinct routing keys with requests in flight here. It may pass below 0 for a moment: of two threads that share
+    /// a key, the one that ends it can be faster than the one that has begun it.
+    pub keys: i32,
 }
 
 /// One block of the table: a copy of its bytes.
@@ -172,6 +175,7 @@ impl LoadBlock {
                 _ => Status::Unset,
             },
             vetoed: flags & 4 != 0,
+            keys: read_i32(raw, 24),
         }
     }
 
@@ -188,6 +192,7 @@ impl LoadBlock {
         write(raw, 20, slot.generation.to_le_bytes());
         let flags = slot.breaker as u16 | u16::from(slot.vetoed) << 2 | (slot.status as u16) << 3;
         write(raw, 22, flags.to_le_bytes());
+        write(raw, 24, slot.keys.to_le_bytes());
     }
 }
 
@@ -215,6 +220,7 @@ mod tests {
                     breaker,
                     status,
                     vetoed: index % 2 == 0,
+                    keys: -3,
                 };
                 block.set_slot(63 - index, slot);
                 assert_eq!(block.slot(63 - index), slot);

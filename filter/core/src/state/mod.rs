@@ -3,6 +3,7 @@
 mod bytes;
 pub mod census;
 pub mod fleet;
+pub mod keys;
 pub mod load;
 pub mod meta;
 pub mod names;

@@ -151,6 +151,19 @@ impl Page {
         (entry, entered)
     }
 
+    /// The entry with `tag`, made if there is room; never at another's expense. A new one's payload is zeros.
+    pub fn find_or_add(&mut self, tag: u64) -> Option<(usize, Entered)> {
+        (!self.is_full() || self.find(tag).is_some()).then(|| self.find_or_insert(tag))
+    }
+
+    /// Removes `entry`; the last one takes its place.
+    pub fn remove(&mut self, entry: usize) {
+        let Some(last) = self.used().checked_sub(1).filter(|&last| entry <= last) else { return };
+        let (from, to) = (self.at(last), self.at(entry));
+        self.bytes.copy_within(from.., to);
+        self.bytes.truncate(from);
+    }
+
     /// Stamps `entry` as the most recently used of the page.
     pub fn touch(&mut self, entry: usize) {
         let now = self.clock().wrapping_add(1);
@@ -233,6 +246,23 @@ mod tests {
         assert!(entered == Entered::Replaced && page.payload(entry) == [0; 4]);
         assert_eq!(page.find(2), None);
         assert!([1, 3, 4].into_iter().all(|tag| page.find(tag).is_some()));
+    }
+
+    #[test]
+    fn a_removed_entry_leaves_the_others_alone() {
+        let (table, mut store) = (table(), MemoryStore::default());
+        let mut page = table.read(&mut store, 0).unwrap();
+        for tag in [1, 2, 3] {
+            let (entry, _) = page.find_or_add(tag).unwrap();
+            page.payload_mut(entry).copy_from_slice(&[tag as u8; 4]);
+        }
+        assert!(page.find_or_add(4).is_none() && page.find_or_add(2).is_some());
+        page.remove(page.find(1).unwrap());
+        assert!((page.used(), page.find(1)) == (2, None) && page.payload(page.find(3).unwrap()) == [3; 4]);
+        page.remove(page.find(3).unwrap());
+        page.remove(page.find(2).unwrap());
+        page.remove(0);
+        assert_eq!(page.used(), 0);
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod cache;
 mod changes;
 mod counts;
 mod faults;
+mod keys;
 mod placing;
 mod races;
 mod reports;
@@ -16,7 +17,7 @@ use std::collections::HashMap;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
-use super::{Answered, Balancer, Context, Level, LoadTable, Log, Pending, Prompt, Ticket};
+use super::{Answered, Balancer, Context, Level, Log, Pending, Prompt, Ticket};
 use crate::answer::Refusal;
 use crate::breaker::Outcome;
 use crate::config::Config;
@@ -129,6 +130,12 @@ impl Vm {
         self.place(Prompt { text: text.as_bytes(), text_bytes: text.len() as u64, ..Prompt::default() }).unwrap()
     }
 
+    /// Places a request with routing key `key`.
+    pub(crate) fn send_keyed(&mut self, key: &str) -> Ticket {
+        let key = Some(self.balancer.key_hash(key));
+        self.place(Prompt { key, ..Prompt::default() }).unwrap()
+    }
+
     /// Places a request for `model` and returns it.
     pub(crate) fn send_to(&mut self, model: &str) -> Ticket {
         self.place(Prompt { model, ..Prompt::default() }).unwrap()
@@ -167,8 +174,7 @@ impl Vm {
     pub(crate) fn tick(&mut self) {
         let Self { balancer, world } = self;
         let _ = world.run(|context, _| balancer.tick(context));
-        let pending = std::mem::take(&mut world.pending);
-        world.pending.extend(pending.into_iter().filter_map(|change| LoadTable::retry(world.store.as_mut(), change)));
+        Pending::retry(world.store.as_mut(), &mut world.pending);
     }
 
     /// Ticks until forgotten slots have been looked for, twice.
@@ -199,6 +205,11 @@ impl Vm {
     /// Requests in flight at workers 0 to `count` - 1.
     pub(crate) fn in_flight(&mut self, count: usize) -> Vec<u32> {
         (0..count).map(|number| self.slot(number).in_flight).collect()
+    }
+
+    /// Distinct routing keys in flight at workers 0 to `count` - 1.
+    pub(crate) fn keys(&mut self, count: usize) -> Vec<i32> {
+        (0..count).map(|number| self.slot(number).keys).collect()
     }
 
     /// Everything counted so far under `name` with its labels.

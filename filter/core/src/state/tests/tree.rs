@@ -30,7 +30,7 @@ impl Bench {
 
     fn insert(&mut self, text: &[u8], worker: SlotId) {
         let found = self.search(text);
-        self.tree.insert(&mut self.store, &path(text), worker, found).unwrap();
+        self.tree.insert(&mut self.store, &path(text), Label::default(), worker, found).unwrap();
     }
 }
 
@@ -138,7 +138,7 @@ fn a_repeated_prompt_costs_only_its_probes() {
     for expected in [22, 4] {
         store.1 = 0;
         let found = tree.search(&mut store, &nodes, 4096, &|_| true).unwrap();
-        tree.insert(&mut store, &nodes, id(1), found).unwrap();
+        tree.insert(&mut store, &nodes, Label::default(), id(1), found).unwrap();
         assert!(store.1 <= expected, "{} calls", store.1);
     }
 }
