@@ -4,6 +4,8 @@
 //! kills every stream of the thread.
 #![expect(unsafe_code, reason = "calls into the host pass raw pointers")]
 
+use std::cell::Cell;
+
 use filter_core::store::{Store, StoreError, Versioned, Write};
 
 /// A status that is not "ok".
@@ -272,8 +274,20 @@ impl Store for SharedData {
         };
         match status {
             OK => Ok(Write::Done),
-            CAS_MISMATCH => Ok(Write::Conflict),
+            CAS_MISMATCH => {
+                CONFLICTS.with(|conflicts| conflicts.set(conflicts.get() + 1));
+                Ok(Write::Conflict)
+            }
             status => Err(StoreError(status)),
         }
     }
+}
+
+thread_local! {
+    static CONFLICTS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How many writes to shared data have lost their races since the last time.
+pub(crate) fn take_conflicts() -> u64 {
+    CONFLICTS.with(|conflicts| conflicts.replace(0))
 }

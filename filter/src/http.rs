@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use filter_core::answer::Answer;
-use filter_core::balancer::{Balancer, Context};
+use filter_core::balancer::{Balancer, Context, Ledger};
 use filter_core::exchange::{
     DESTINATION_HEADER, ERROR_CODE_HEADER, Exchange, Http, Route, Scene, Step, TOKENS_HEADER, WORKER_ID_HEADER,
     WorkerId,
@@ -23,7 +23,7 @@ pub(crate) const PAUSE: u32 = 1;
 #[derive(Debug)]
 pub(crate) enum Stream {
     /// A request that is balanced.
-    Route(Rc<RefCell<Balancer>>, Exchange),
+    Route(Rc<RefCell<Balancer>>, Rc<RefCell<Ledger>>, Exchange),
     /// A load snapshot.
     Ingest(HostLog),
 }
@@ -31,7 +31,7 @@ pub(crate) enum Stream {
 impl Stream {
     pub(crate) fn new(root: &Root) -> Self {
         match root {
-            Root::Route(balancer) => Self::Route(Rc::clone(balancer), Exchange::default()),
+            Root::Route(balancer, ledger) => Self::Route(Rc::clone(balancer), Rc::clone(ledger), Exchange::default()),
             Root::Ingest(log) => Self::Ingest(*log),
         }
     }
@@ -72,7 +72,7 @@ pub(crate) fn on_request_headers(vm: &mut Vm, id: u32, ends: bool) -> u32 {
 pub(crate) fn on_request_body(vm: &mut Vm, id: u32, held: usize, ends: bool) -> u32 {
     match vm.streams.get(&id) {
         Some(Stream::Ingest(log)) => ingest::on_request_body(vm, *log, held, ends),
-        Some(Stream::Route(_, exchange)) if exchange.is_holding() => {
+        Some(Stream::Route(.., exchange)) if exchange.is_holding() => {
             let step = on_exchange(vm, id, |exchange, scene| exchange.on_request_body(scene, held, ends));
             carry_out(step, false)
         }
@@ -83,7 +83,7 @@ pub(crate) fn on_request_body(vm: &mut Vm, id: u32, held: usize, ends: bool) -> 
 pub(crate) fn on_request_trailers(vm: &mut Vm, id: u32) -> u32 {
     match vm.streams.get(&id) {
         Some(Stream::Ingest(log)) => ingest::on_request_trailers(vm, *log),
-        Some(Stream::Route(_, exchange)) if exchange.is_holding() => {
+        Some(Stream::Route(.., exchange)) if exchange.is_holding() => {
             let step = on_exchange(vm, id, Exchange::on_request_trailers);
             carry_out(step, false)
         }
@@ -92,7 +92,7 @@ pub(crate) fn on_request_trailers(vm: &mut Vm, id: u32) -> u32 {
 }
 
 pub(crate) fn on_response_headers(vm: &mut Vm, id: u32) -> u32 {
-    if matches!(vm.streams.get(&id), Some(Stream::Route(_, exchange)) if exchange.is_placed())
+    if matches!(vm.streams.get(&id), Some(Stream::Route(.., exchange)) if exchange.is_placed())
         && let Some(step) = on_exchange(vm, id, Exchange::on_response_headers)
     {
         // A host that refuses to change a header leaves the response as the engine wrote it.
@@ -109,7 +109,7 @@ pub(crate) fn on_response_headers(vm: &mut Vm, id: u32) -> u32 {
 }
 
 pub(crate) fn on_done(vm: &mut Vm, id: u32) {
-    if matches!(vm.streams.get(&id), Some(Stream::Route(_, exchange)) if exchange.is_counted()) {
+    if matches!(vm.streams.get(&id), Some(Stream::Route(.., exchange)) if exchange.is_counted()) {
         on_exchange(vm, id, Exchange::on_done);
     }
     vm.streams.remove(&id);
@@ -117,8 +117,8 @@ pub(crate) fn on_done(vm: &mut Vm, id: u32) {
 
 /// Runs `event` on the exchange of stream `id`.
 fn on_exchange<T>(vm: &mut Vm, id: u32, event: impl FnOnce(&mut Exchange, &mut Scene<'_, '_>) -> T) -> Option<T> {
-    let Some(Stream::Route(balancer, exchange)) = vm.streams.get_mut(&id) else { return None };
-    let mut balancer = balancer.try_borrow_mut().ok()?;
+    let Some(Stream::Route(balancer, ledger, exchange)) = vm.streams.get_mut(&id) else { return None };
+    let (mut balancer, mut ledger) = (balancer.try_borrow_mut().ok()?, ledger.try_borrow_mut().ok()?);
     let mut log = HostLog::of(balancer.config());
     let mut context = Context {
         store: &mut SharedData,
@@ -132,7 +132,7 @@ fn on_exchange<T>(vm: &mut Vm, id: u32, event: impl FnOnce(&mut Exchange, &mut S
         http: &mut Host,
         balancer: &mut balancer,
         facts: &mut vm.facts,
-        pending: &mut vm.pending,
+        ledger: &mut ledger,
     };
     Some(event(exchange, &mut scene))
 }

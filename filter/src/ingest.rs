@@ -17,7 +17,7 @@ pub(crate) fn on_request_headers(ends: bool) -> u32 {
 
 /// A part of its body.
 pub(crate) fn on_request_body(vm: &mut Vm, log: HostLog, held: usize, ends: bool) -> u32 {
-    if let Some(refusal) = vm.with_context(log, |context, _| refuse_size(context, held)) {
+    if let Some(refusal) = vm.with_context(log, |context| refuse_size(context, held)) {
         answer(&refusal);
     } else if ends {
         receive(vm, log, held);
@@ -33,7 +33,7 @@ pub(crate) fn on_request_trailers(vm: &mut Vm, log: HostLog) -> u32 {
 
 fn receive(vm: &mut Vm, log: HostLog, held: usize) {
     let body = host::buffer(host::REQUEST_BODY, held).unwrap_or_default();
-    let checked = vm.with_context(log, |context, _| check(context, &body));
+    let checked = vm.with_context(log, |context| check(context, &body));
     match (checked, vm.queue) {
         (Err(refusal), _) => answer(&refusal),
         (Ok(()), None) => {
@@ -65,7 +65,7 @@ pub(crate) fn drain(vm: &mut Vm) {
         let Ok(Some(message)) = host::dequeue(queue) else { return };
         for balancer in &balancers {
             let log = balancer.try_borrow().map_or(HostLog::INFO, |balancer| HostLog::of(balancer.config()));
-            vm.with_context(log, |context, _| {
+            vm.with_context(log, |context| {
                 if let Ok(mut balancer) = balancer.try_borrow_mut() {
                     take(context, &mut balancer, &message);
                 }

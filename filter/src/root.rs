@@ -40,9 +40,9 @@ pub(crate) fn configure(vm: &mut Vm, root: u32, size: usize) -> bool {
     let role = match config.role {
         Role::Ingest => Root::Ingest(log),
         Role::Route => {
-            let identity = vm.identity;
-            match vm.with_context(log, |context, _| Balancer::new(config, identity, context)) {
-                Ok(balancer) => Root::Route(Rc::new(RefCell::new(balancer))),
+            let (identity, ledger) = (vm.identity, vm.ledger(&config));
+            match vm.with_context(log, |context| Balancer::new(config, identity, context)) {
+                Ok(balancer) => Root::Route(Rc::new(RefCell::new(balancer)), ledger),
                 Err(error) => {
                     host::log(4, &format!("plugin configuration refused: {error}"));
                     return false;

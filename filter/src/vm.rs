@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};
 use std::rc::Rc;
 
-use filter_core::balancer::{Balancer, Context, Level, Log, Pending};
+use filter_core::balancer::{Balancer, Context, Ledger, Level, Log};
 use filter_core::config::{Config, LogLevel};
 use filter_core::metrics::{Kind, Metrics};
 use filter_core::request::Facts;
-use rand::SeedableRng;
 use rand::rngs::SmallRng;
+use rand::{RngCore, SeedableRng};
 
 use crate::host::{self, SharedData};
 use crate::http::Stream;
@@ -22,7 +22,7 @@ pub(crate) const TICK_MS: u32 = 250;
 #[derive(Debug, Clone)]
 pub(crate) enum Root {
     /// Balances requests.
-    Route(Rc<RefCell<Balancer>>),
+    Route(Rc<RefCell<Balancer>>, Rc<RefCell<Ledger>>),
     /// Takes load snapshots.
     Ingest(HostLog),
 }
@@ -31,7 +31,7 @@ impl Root {
     /// The log as this configuration wants it.
     pub(crate) fn log(&self) -> HostLog {
         match self {
-            Self::Route(balancer) => {
+            Self::Route(balancer, _) => {
                 balancer.try_borrow().map_or(HostLog::INFO, |balancer| HostLog::of(balancer.config()))
             }
             Self::Ingest(log) => *log,
@@ -45,7 +45,8 @@ pub(crate) struct Vm {
     pub(crate) identity: u64,
     pub(crate) rng: SmallRng,
     pub(crate) metrics: Metrics,
-    pub(crate) pending: Vec<Pending>,
+    /// What this VM has in flight, by the tables it is counted in.
+    ledgers: Vec<(String, Rc<RefCell<Ledger>>)>,
     pub(crate) facts: Facts,
     pub(crate) roots: HashMap<u32, Root>,
     pub(crate) streams: HashMap<u32, Stream, ahash::RandomState>,
@@ -105,7 +106,7 @@ impl Vm {
             identity: random(),
             rng: SmallRng::seed_from_u64(random()),
             metrics: Metrics::default(),
-            pending: Vec::new(),
+            ledgers: Vec::new(),
             facts: Facts::default(),
             roots: HashMap::new(),
             streams: HashMap::with_hasher(ahash::RandomState::with_seeds(random(), random(), random(), random())),
@@ -116,11 +117,7 @@ impl Vm {
     }
 
     /// Runs `work` with everything a balancer's step is given, at the present time.
-    pub(crate) fn with_context<T>(
-        &mut self,
-        mut log: HostLog,
-        work: impl FnOnce(&mut Context<'_>, &mut Vec<Pending>) -> T,
-    ) -> T {
+    pub(crate) fn with_context<T>(&mut self, mut log: HostLog, work: impl FnOnce(&mut Context<'_>) -> T) -> T {
         self.now_ms = host::now_nanos() / 1_000_000;
         let mut context = Context {
             store: &mut SharedData,
@@ -129,18 +126,18 @@ impl Vm {
             metrics: &mut self.metrics,
             log: &mut log,
         };
-        work(&mut context, &mut self.pending)
+        work(&mut context)
     }
 
     /// A root context's tick. What belongs to the VM is done for the first root of a period only.
     pub(crate) fn tick(&mut self, root: u32) {
         if let Some(root) = self.roots.get(&root)
-            && let Root::Route(balancer) = root
+            && let Root::Route(balancer, ledger) = root
         {
-            let (balancer, log) = (Rc::clone(balancer), root.log());
-            self.with_context(log, |context, _| {
-                if let Ok(mut balancer) = balancer.try_borrow_mut()
-                    && let Err(error) = balancer.tick(context)
+            let (balancer, ledger, log) = (Rc::clone(balancer), Rc::clone(ledger), root.log());
+            self.with_context(log, |context| {
+                if let (Ok(mut balancer), Ok(mut ledger)) = (balancer.try_borrow_mut(), ledger.try_borrow_mut())
+                    && let Err(error) = balancer.tick(context, &mut ledger)
                 {
                     context.log.line(Level::Error, &format!("tick: {error}"));
                 }
@@ -151,17 +148,45 @@ impl Vm {
             return;
         }
         self.last_tick_ms = self.now_ms;
-        Pending::retry(&mut SharedData, &mut self.pending);
+        self.tick_ledgers();
         crate::ingest::drain(self);
         self.flush_metrics();
     }
 
+    /// The ledger for the tables of `config`.
+    pub(crate) fn ledger(&mut self, config: &Config) -> Rc<RefCell<Ledger>> {
+        let tables = Ledger::tables(config);
+        if let Some((_, ledger)) = self.ledgers.iter().find(|(known, _)| *known == tables) {
+            return Rc::clone(ledger);
+        }
+        let ledger = Rc::new(RefCell::new(Ledger::new(config, self.rng.next_u64())));
+        self.ledgers.push((tables, Rc::clone(&ledger)));
+        ledger
+    }
+
+    /// Ticks all ledgers, also those of tables that only streams of replaced configurations are still counted in.
+    fn tick_ledgers(&mut self) {
+        for (_, ledger) in self.ledgers.clone() {
+            self.with_context(HostLog::INFO, |context| {
+                if let Ok(mut ledger) = ledger.try_borrow_mut()
+                    && let Err(error) = ledger.tick(context)
+                {
+                    context.log.line(Level::Error, &format!("tick: {error}"));
+                }
+            });
+        }
+        // One that nothing but this list holds is of no more use.
+        self.ledgers.retain(|(_, ledger)| {
+            Rc::strong_count(ledger) > 1 || ledger.try_borrow().is_ok_and(|ledger| !ledger.is_empty())
+        });
+    }
+
     /// A configuration has been replaced: keeps what it has counted. Streams that it still serves keep it alive.
     pub(crate) fn retire(&mut self, root: &Root) {
-        let Root::Route(balancer) = root else { return };
+        let Root::Route(balancer, _) = root else { return };
         let mut others = Vec::new();
         for root in self.roots.values() {
-            if let Root::Route(other) = root
+            if let Root::Route(other, _) = root
                 && let Ok(other) = other.try_borrow()
             {
                 others.extend(other.fleet().workers().iter().map(|worker| worker.url.clone()));
@@ -173,6 +198,10 @@ impl Vm {
     }
 
     fn flush_metrics(&mut self) {
+        let conflicts = host::take_conflicts();
+        if conflicts > 0 {
+            self.metrics.add("smg_store_conflicts_total", &[], conflicts);
+        }
         self.metrics.flush(|metric, value| {
             let kind = match metric.kind {
                 Kind::Counter => 0,
@@ -194,7 +223,7 @@ impl Vm {
         let mut seen: Vec<String> = Vec::new();
         let mut balancers = Vec::new();
         for root in self.roots.values() {
-            let Root::Route(balancer) = root else { continue };
+            let Root::Route(balancer, _) = root else { continue };
             let Ok(tables) = balancer.try_borrow().map(|balancer| balancer.tables()) else { continue };
             if !seen.contains(&tables) {
                 seen.push(tables);

@@ -1,7 +1,10 @@
 //! One configuration at work: its fleet, its policy and its tables, with every step of a request that touches them.
 
+mod audit;
+mod ledger;
 mod list;
 mod place;
+mod reaper;
 mod settle;
 mod table;
 mod tally;
@@ -27,11 +30,13 @@ use crate::state::tree::PrefixTree;
 use crate::state::turns::Turns;
 use crate::store::{Store, StoreError};
 
+use self::audit::Audit;
 use self::tally::Tally;
 
+pub use ledger::Ledger;
 pub use place::{Prompt, Ticket};
 pub use settle::Answered;
-pub use table::{Delta, LoadTable, Pending};
+pub use table::{Changed, Delta, LoadTable};
 
 /// How much a line of log matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,6 +103,7 @@ pub struct Balancer {
     warned_passthrough: bool,
     warned_unknown: bool,
     census: Census,
+    audit: Audit,
     /// The leader's ticks so far.
     beats: u32,
     /// Slots that the last sweep has found forgotten.
@@ -123,7 +129,7 @@ impl Balancer {
         let instance = config.instance.clone();
         let max_workers = u16::try_from(config.max_workers).unwrap_or(u16::MAX);
         let fleet_table = FleetTable::new(&instance, max_workers);
-        let load = LoadTable::new(&instance, max_workers);
+        let load = LoadTable::of(&config);
         let lease = Lease::new(&instance, vm);
         let seed = lease.seed(context.store, context.rng.next_u64())?;
         load.create(context.store)?;
@@ -143,7 +149,7 @@ impl Balancer {
             reports: HashMap::new(),
             tree: PrefixTree::new(&instance, config.max_tree_size),
             turns: Turns::new(&instance),
-            keys: KeyTable::new(&instance, vm),
+            keys: KeyTable::new(&instance),
             lease,
             seed,
             config: Rc::new(config),
@@ -152,6 +158,7 @@ impl Balancer {
             warned_passthrough: false,
             warned_unknown: false,
             census: Census::default(),
+            audit: Audit::default(),
             beats: 0,
             forgotten: Vec::new(),
             gauges: Vec::new(),

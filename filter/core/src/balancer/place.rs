@@ -5,7 +5,7 @@ use std::rc::Rc;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::table::{Delta, Read, TRIES};
-use super::{Balancer, CachedReports, Context, Level, Pending};
+use super::{Balancer, CachedReports, Changed, Context, Ledger, Level};
 use crate::answer::Refusal;
 use crate::breaker;
 use crate::config::PolicyName;
@@ -107,7 +107,7 @@ impl Balancer {
         &mut self,
         context: &mut Context<'_>,
         prompt: Prompt<'_>,
-        pending: &mut Vec<Pending>,
+        ledger: &mut Ledger,
     ) -> Result<Ticket, Refusal> {
         let fleet = Rc::clone(&self.fleet);
         let pool = fleet.pool(prompt.model);
@@ -124,10 +124,12 @@ impl Balancer {
         if self.needs(policy).prefix {
             self.path(&fleet, pool, prompt, &mut nodes);
         }
-        let placement = match self.choose(context, &fleet, pool, prompt, &nodes, pending) {
+        ledger.prepare(context.store);
+        let placement = match self.choose(context, &fleet, pool, prompt, &nodes, ledger) {
             Ok(placement) => placement?,
             Err(error) => return Ok(self.place_blindly(context, &fleet, pool, error)),
         };
+        ledger.save(context.store);
         let (needs, most) = (self.needs(policy), self.max_attempts());
         let list = super::list::workers(
             &placement.candidates,
@@ -171,7 +173,7 @@ impl Balancer {
         pool: &Pool,
         prompt: Prompt<'_>,
         nodes: &[Node],
-        pending: &mut Vec<Pending>,
+        ledger: &mut Ledger,
     ) -> Result<Result<Placement, Refusal>, StoreError> {
         let total = if prompt.tokens.is_empty() { prompt.text_bytes } else { prompt.token_count };
         let mut found = Found::default();
@@ -235,8 +237,9 @@ impl Balancer {
                         fleet.by_slot(id).and_then(|worker| fleet.worker(worker)).map_or("", |worker| &worker.url);
                     super::settle::log_transition(context, url, before.breaker, slot.breaker);
                 }
+                ledger.note(id, 1);
                 let brought = brings(id);
-                let key = key.and_then(|(key, known)| self.track(context, known, key, id, brought, pending));
+                let key = key.and_then(|(key, known)| track(context, ledger, known, key, id, brought));
                 return Ok(Ok(Placement { candidates, pick, counted: Some(id), key, healthy, found }));
             }
             if attempt >= TRIES {
@@ -247,35 +250,18 @@ impl Balancer {
                     true
                 })?;
                 let brought = brings(id);
-                if !applied {
+                if applied == Changed::Lost {
                     let delta = Delta { in_flight: 1, keys: i32::from(brought) };
-                    self.load.count(context.store, id, delta, pending);
+                    ledger.count(context.store, id, delta);
+                } else {
+                    ledger.note(id, 1);
                 }
-                let key = key.and_then(|(key, known)| self.track(context, known, key, id, brought, pending));
+                let key = key.and_then(|(key, known)| track(context, ledger, known, key, id, brought));
                 return Ok(Ok(Placement { candidates, pick, counted: Some(id), key, healthy, found }));
             }
             *read = self.load.read(context.store, id.block())?;
         }
         Ok(Err(Refusal::NoAvailableWorkers))
-    }
-
-    /// Counts a request of `key` at `id`, whose number of distinct keys was raised already if it `brought` a new one,
-    /// and mends that number where another thread has been faster. The key, if it is tracked now.
-    fn track(
-        &self,
-        context: &mut Context<'_>,
-        known: KeyPage,
-        key: u64,
-        id: SlotId,
-        brought: bool,
-        pending: &mut Vec<Pending>,
-    ) -> Option<u64> {
-        let (tracked, keys) = self.join(context, known, key, id);
-        let keys = keys - i32::from(brought);
-        if keys != 0 {
-            self.load.count(context.store, id, Delta { in_flight: 0, keys }, pending);
-        }
-        tracked
     }
 
     /// The write that a pick makes to its worker's slot.
@@ -400,6 +386,24 @@ impl Balancer {
             context.log.line(Level::Debug, &line);
         }
     }
+}
+
+/// Counts a request of `key` at `id`, whose number of distinct keys was raised already if it `brought` a new one, and
+/// mends that number where another thread has been faster. The key, if it is tracked now.
+fn track(
+    context: &mut Context<'_>,
+    ledger: &mut Ledger,
+    known: KeyPage,
+    key: u64,
+    id: SlotId,
+    brought: bool,
+) -> Option<u64> {
+    let (tracked, keys) = ledger.join(context.store, known, key, id);
+    let keys = keys - i32::from(brought);
+    if keys != 0 {
+        ledger.count(context.store, id, Delta { in_flight: 0, keys });
+    }
+    tracked.then_some(key)
 }
 
 /// What names a candidate set: its ordered members, each with the generation of its registration.

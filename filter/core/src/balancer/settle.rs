@@ -1,10 +1,9 @@
 //! What the response says, and the end of a request.
 
 use super::table::Delta;
-use super::{Balancer, Context, Level, Pending, Ticket};
+use super::{Balancer, Changed, Context, Ledger, Level, Ticket};
 use crate::breaker::{self, Outcome};
-use crate::state::keys::{Change, KeyPage};
-use crate::state::load::{BreakerState, SlotId};
+use crate::state::load::BreakerState;
 
 /// The head of a response, as far as it tells who gave it.
 #[derive(Debug, Clone, Copy)]
@@ -27,7 +26,7 @@ impl Balancer {
         context: &mut Context<'_>,
         ticket: &mut Ticket,
         response: Answered<'_>,
-        pending: &mut Vec<Pending>,
+        ledger: &mut Ledger,
     ) -> Option<u16> {
         let last = response.address.and_then(|address| ticket.fleet.by_address(address));
         let picked = ticket.list.first().copied();
@@ -65,12 +64,15 @@ impl Balancer {
             let id = worker.id;
             let (mut came, mut left) = (0, 0);
             if let Some(key) = ticket.key {
-                left = self.leave(context, key, counted, pending);
+                left = ledger.leave(context.store, key, counted);
                 let known = self.keys.read(context.store, key).ok();
-                (ticket.key, came) = known.map_or((None, 0), |known| self.join(context, known, key, id));
+                let (tracked, keys) = known.map_or((false, 0), |known| ledger.join(context.store, known, key, id));
+                ticket.key = tracked.then_some(key);
+                came = keys;
             }
-            self.load.count(context.store, id, Delta { in_flight: 1, keys: came }, pending);
-            self.load.count(context.store, counted, Delta { in_flight: -1, keys: left }, pending);
+            ledger.count(context.store, id, Delta { in_flight: 1, keys: came });
+            ledger.count(context.store, counted, Delta { in_flight: -1, keys: left });
+            ledger.save(context.store);
             ticket.counted = Some(id);
         }
         last
@@ -90,25 +92,12 @@ impl Balancer {
     }
 
     /// Ends the request: its worker has one less in flight. Does nothing the second time.
-    pub fn ended(&mut self, context: &mut Context<'_>, ticket: &mut Ticket, pending: &mut Vec<Pending>) {
+    pub fn ended(&mut self, context: &mut Context<'_>, ticket: &mut Ticket, ledger: &mut Ledger) {
         if let Some(id) = ticket.counted.take() {
-            let keys = ticket.key.take().map_or(0, |key| self.leave(context, key, id, pending));
-            self.load.count(context.store, id, Delta { in_flight: -1, keys }, pending);
+            let keys = ticket.key.take().map_or(0, |key| ledger.leave(context.store, key, id));
+            ledger.count(context.store, id, Delta { in_flight: -1, keys });
+            ledger.save(context.store);
         }
-    }
-
-    /// Counts a request of `key` at `id`: the key if it is tracked now, and what that did to the worker's number of
-    /// distinct keys. A store that fails leaves the request untracked.
-    pub(super) fn join(&self, context: &mut Context<'_>, known: KeyPage, key: u64, id: SlotId) -> (Option<u64>, i32) {
-        match self.keys.add(context.store, known, id) {
-            Ok(Change::Keys(keys)) => (Some(key), keys),
-            Ok(Change::Untracked | Change::Lost) | Err(_) => (None, 0),
-        }
-    }
-
-    /// Counts a request of `key` less at `id` and returns what that did to the worker's number of distinct keys.
-    fn leave(&self, context: &mut Context<'_>, key: u64, id: SlotId, pending: &mut Vec<Pending>) -> i32 {
-        Pending::drop_key(context.store, &self.keys, self.load.name(), key, id, pending)
     }
 
     fn feed(&self, context: &mut Context<'_>, ticket: &Ticket, worker: u16, outcome: Outcome) {
@@ -121,7 +110,7 @@ impl Balancer {
             transition = (before != slot.breaker).then_some((before, slot.breaker));
             changed
         });
-        if fed == Ok(true)
+        if fed == Ok(Changed::Done)
             && let Some((from, to)) = transition
         {
             log_transition(context, &worker.url, from, to);

@@ -1,15 +1,12 @@
 //! Reading and writing the load tables, with the bounds that keep a hot loop from spinning.
 
-use crate::state::keys::{Change, KeyTable};
+use crate::config::Config;
 use crate::state::load::{LoadBlock, SLOTS_PER_BLOCK, Slot, SlotId};
 use crate::state::names::Name;
 use crate::store::{ABSENT, Store, StoreError, Write, version_of};
 
-/// A writer that loses this often in a row gives its change to the pending list.
+/// A writer that loses this often in a row gives up.
 pub(super) const TRIES: usize = 16;
-
-/// A store that always fails must not fill the memory: further keys that end then stay in their table.
-const MOST_PENDING: usize = 16_384;
 
 /// The load tables' places in the shared store.
 #[derive(Debug, Clone)]
@@ -39,29 +36,15 @@ pub struct Delta {
     pub keys: i32,
 }
 
-/// A change that has lost every race so far; the next tick applies it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Pending {
-    /// Of a worker's counts.
-    Load {
-        /// The table.
-        table: Name,
-        /// The worker.
-        id: SlotId,
-        /// The change.
-        delta: Delta,
-    },
-    /// One request of a routing key less at a worker.
-    Key {
-        /// The key counts.
-        table: KeyTable,
-        /// The load table that holds the number of distinct keys.
-        load: Name,
-        /// The key's hash.
-        key: u64,
-        /// The worker.
-        id: SlotId,
-    },
+/// What became of a change of a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Changed {
+    /// It stands, or there was nothing to change.
+    Done,
+    /// The slot has another owner now.
+    Gone,
+    /// Every try lost its race.
+    Lost,
 }
 
 impl LoadTable {
@@ -76,16 +59,16 @@ impl LoadTable {
         }
     }
 
+    /// The tables that `config` works on.
+    #[must_use]
+    pub fn of(config: &Config) -> Self {
+        Self::new(&config.instance, u16::try_from(config.max_workers).unwrap_or(u16::MAX))
+    }
+
     /// Number of blocks.
     #[must_use]
     pub fn blocks(&self) -> u16 {
         self.blocks
-    }
-
-    /// The hot table's name.
-    #[must_use]
-    pub fn name(&self) -> &Name {
-        &self.load
     }
 
     /// The key of a hot block.
@@ -138,7 +121,6 @@ impl LoadTable {
     }
 
     /// Applies `change` to the slot of `id` if `id` still owns it. `change` says whether it changed anything.
-    /// Returns false if every try lost its race.
     ///
     /// # Errors
     /// When the store cannot answer.
@@ -147,97 +129,33 @@ impl LoadTable {
         store: &mut dyn Store,
         id: SlotId,
         mut change: impl FnMut(&mut Slot) -> bool,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<Changed, StoreError> {
         for _ in 0..TRIES {
             let mut read = self.read(store, id.block())?;
             let mut slot = read.block.slot(id.position());
-            if slot.generation != id.generation || !change(&mut slot) {
-                return Ok(true);
+            if slot.generation != id.generation {
+                return Ok(Changed::Gone);
+            }
+            if !change(&mut slot) {
+                return Ok(Changed::Done);
             }
             read.block.set_slot(id.position(), slot);
             if self.write(store, &read)? == Write::Done {
-                return Ok(true);
+                return Ok(Changed::Done);
             }
         }
-        Ok(false)
+        Ok(Changed::Lost)
     }
 
-    /// Adds `delta` to the counts of `id`; what loses every race is added to `pending`, for a later try.
+    /// Adds `delta` to the counts of `id`.
     ///
-    /// An in-flight change of the other sign that still waits is reduced instead: the count stops at 0, so to subtract
-    /// now and add later would leave one too many for ever. One entry a worker keeps the list short, whatever the store
-    /// does.
-    pub fn count(&self, store: &mut dyn Store, id: SlotId, delta: Delta, pending: &mut Vec<Pending>) {
-        let of_worker = |waiting: &Pending| matches!(waiting, Pending::Load { table, id: waits, .. } if *waits == id && *table == self.load);
-        let waits = pending.iter().position(of_worker);
-        let opposed = waits.and_then(|at| pending.get(at)).is_some_and(|waiting| {
-            matches!(waiting, Pending::Load { delta: waiting, .. }
-                if waiting.in_flight.signum() * delta.in_flight.signum() < 0)
-        });
-        if !opposed && self.add(store, id, delta) {
-            return;
-        }
-        match waits.and_then(|at| pending.get_mut(at)) {
-            Some(Pending::Load { delta: waiting, .. }) => {
-                waiting.in_flight = waiting.in_flight.saturating_add(delta.in_flight);
-                waiting.keys = waiting.keys.saturating_add(delta.keys);
-            }
-            _ => pending.push(Pending::Load { table: self.load.clone(), id, delta }),
-        }
-        let nothing = Delta::default();
-        pending.retain(|waiting| !matches!(waiting, Pending::Load { delta, .. } if *delta == nothing));
-    }
-
-    /// Whether `delta` was applied; false if every try lost its race or the store failed.
-    fn add(&self, store: &mut dyn Store, id: SlotId, delta: Delta) -> bool {
-        let done = self.change(store, id, |slot| {
+    /// # Errors
+    /// When the store cannot answer.
+    pub fn add(&self, store: &mut dyn Store, id: SlotId, delta: Delta) -> Result<Changed, StoreError> {
+        self.change(store, id, |slot| {
             slot.in_flight = slot.in_flight.saturating_add_signed(delta.in_flight);
             slot.keys = slot.keys.saturating_add(delta.keys);
             true
-        });
-        done == Ok(true)
-    }
-
-    fn named(load: Name) -> Self {
-        Self { report: load.clone(), load, blocks: 0 }
-    }
-}
-
-impl Pending {
-    /// Tries all of `pending` again and keeps what fails again.
-    pub fn retry(store: &mut dyn Store, pending: &mut Vec<Self>) {
-        for waiting in std::mem::take(pending) {
-            match waiting {
-                Self::Load { table, id, delta } => LoadTable::named(table).count(store, id, delta, pending),
-                Self::Key { table, load, key, id } => {
-                    let keys = Self::drop_key(store, &table, &load, key, id, pending);
-                    if keys != 0 {
-                        LoadTable::named(load).count(store, id, Delta { in_flight: 0, keys }, pending);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Counts one request of `key` less at `id` and returns what that did to the worker's number of distinct keys.
-    /// What loses every race is added to `pending`.
-    pub(super) fn drop_key(
-        store: &mut dyn Store,
-        table: &KeyTable,
-        load: &Name,
-        key: u64,
-        id: SlotId,
-        pending: &mut Vec<Self>,
-    ) -> i32 {
-        match table.remove(store, key, id) {
-            Ok(Change::Keys(keys)) => keys,
-            Ok(Change::Untracked) => 0,
-            Ok(Change::Lost) | Err(_) => {
-                if pending.len() < MOST_PENDING {
-                    pending.push(Self::Key { table: table.clone(), load: load.clone(), key, id });
-                }
-                0
-            }
-        }
+        })
     }
 }

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::table::TRIES;
-use super::{Balancer, Context, Level, hashes};
+use super::{Balancer, Changed, Context, Ledger, Level, hashes};
 use crate::config::PolicyName;
 use crate::fleet::{Fleet, UNKNOWN_MODEL};
 use crate::metrics::Metrics;
@@ -44,7 +44,7 @@ impl Balancer {
     ///
     /// # Errors
     /// When the store cannot answer; the next tick tries again.
-    pub fn tick(&mut self, context: &mut Context<'_>) -> Result<(), StoreError> {
+    pub fn tick(&mut self, context: &mut Context<'_>, ledger: &mut Ledger) -> Result<(), StoreError> {
         self.publish(context.metrics);
         let (leads, seed) = self.lease.beat(context.store)?;
         if seed != 0 {
@@ -57,7 +57,7 @@ impl Balancer {
         }
         self.warn_unplaced(context);
         if leads {
-            self.lead(context)?;
+            self.lead(context, ledger)?;
         }
         Ok(())
     }
@@ -96,12 +96,14 @@ impl Balancer {
         }
     }
 
-    fn lead(&mut self, context: &mut Context<'_>) -> Result<(), StoreError> {
+    fn lead(&mut self, context: &mut Context<'_>, ledger: &mut Ledger) -> Result<(), StoreError> {
         self.beats = self.beats.wrapping_add(1);
         if self.beats.is_multiple_of(BEATS_PER_SWEEP) {
             self.sweep(context)?;
         }
         self.warn_passthrough(context);
+        self.audit.check(context, ledger)?;
+        ledger.patrol(context)?;
         let fleet = Rc::clone(&self.fleet);
         if let Some(counted) = self.census.step(context.store, &self.tree, &|id| fleet.by_slot(id).is_some())? {
             show_trees(context.metrics, &fleet, &counted);
@@ -134,7 +136,7 @@ impl Balancer {
             *slot = Slot { generation: id.generation.wrapping_add(1), ..Slot::default() };
             released
         })?;
-        if done && released {
+        if done == Changed::Done && released {
             self.fleet_table.free(context.store, id)?;
         }
         Ok(())

@@ -6,7 +6,7 @@
 use std::rc::Rc;
 
 use crate::answer::{self, Answer};
-use crate::balancer::{Answered, Balancer, Context, Pending, Prompt, Ticket};
+use crate::balancer::{Answered, Balancer, Context, Ledger, Prompt, Ticket};
 use crate::breaker::Outcome;
 use crate::config::PolicyName;
 use crate::request::{Endpoint, Facts, Parsed, endpoint, routing_key};
@@ -48,8 +48,8 @@ pub struct Scene<'a, 'b> {
     pub balancer: &'a mut Balancer,
     /// Room for the request's facts.
     pub facts: &'a mut Facts,
-    /// Changes that have lost every race.
-    pub pending: &'a mut Vec<Pending>,
+    /// What this VM has in flight in the balancer's tables.
+    pub ledger: &'a mut Ledger,
 }
 
 /// What to do with a request.
@@ -200,7 +200,7 @@ impl Exchange {
         let status = scene.http.response_header(":status").and_then(|raw| parse_status(&raw)).unwrap_or(0);
         let (outcome, from_upstream) = judge(scene.http, status);
         let answered = Answered { attempts, address: address.as_deref(), status, outcome };
-        let worker = scene.balancer.answered(scene.context, ticket, answered, scene.pending);
+        let worker = scene.balancer.answered(scene.context, ticket, answered, scene.ledger);
         let worker = worker.filter(|_| from_upstream).and_then(|worker| ticket.fleet().worker(worker));
         ResponseStep {
             strip_error_code: from_upstream,
@@ -212,7 +212,7 @@ impl Exchange {
     pub fn on_done(&mut self, scene: &mut Scene<'_, '_>) {
         self.phase = Phase::Done;
         if let Some(ticket) = &mut self.ticket {
-            scene.balancer.ended(scene.context, ticket, scene.pending);
+            scene.balancer.ended(scene.context, ticket, scene.ledger);
         }
     }
 
@@ -262,7 +262,7 @@ impl Exchange {
                 key: self.key,
             }
         };
-        match scene.balancer.place(scene.context, prompt, scene.pending) {
+        match scene.balancer.place(scene.context, prompt, scene.ledger) {
             Ok(ticket) => {
                 let destination = ticket.destination();
                 self.ticket = Some(ticket);

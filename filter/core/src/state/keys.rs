@@ -22,11 +22,10 @@ const PAYLOAD_BYTES: usize = 24;
 /// A writer that loses this often in a row gives up.
 const TRIES: usize = 16;
 
-/// The counts' place in the shared store, as one VM sees it.
+/// The counts' place in the shared store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyTable {
     table: PageTable,
-    vm: u64,
 }
 
 /// What a change did to the number of distinct keys of its worker.
@@ -71,10 +70,10 @@ pub struct KeyCount {
 }
 
 impl KeyTable {
-    /// The counts of `instance`, as VM `vm` keeps them.
+    /// The counts of `instance`.
     #[must_use]
-    pub fn new(instance: &str, vm: u64) -> Self {
-        Self { table: PageTable::new('k', instance, PAGES, ENTRIES_PER_PAGE, PAYLOAD_BYTES), vm }
+    pub fn new(instance: &str) -> Self {
+        Self { table: PageTable::new('k', instance, PAGES, ENTRIES_PER_PAGE, PAYLOAD_BYTES) }
     }
 
     /// The table underneath, for sweeps and tests.
@@ -91,18 +90,25 @@ impl KeyTable {
         Ok(KeyPage { page: self.table.read(store, self.table.page_of(key))?, key })
     }
 
-    /// One more request of `known`'s key at `worker`.
+    /// `more` requests of `known`'s key at `worker`, by VM `vm`.
     ///
     /// # Errors
     /// When the store cannot answer.
-    pub fn add(&self, store: &mut dyn Store, mut known: KeyPage, worker: SlotId) -> Result<Change, StoreError> {
+    pub fn add(
+        &self,
+        store: &mut dyn Store,
+        vm: u64,
+        mut known: KeyPage,
+        worker: SlotId,
+        more: u32,
+    ) -> Result<Change, StoreError> {
         for _ in 0..TRIES {
             let before = known.in_flight(worker);
             let key = known.key;
             let page = &mut known.page;
-            let Some((entry, _)) = page.find_or_add(self.tag(key, worker)) else { return Ok(Change::Untracked) };
-            let count = KeyCount::decode(page.payload(entry)).count.saturating_add(1);
-            KeyCount { key, vm: self.vm, worker, count }.encode(page.payload_mut(entry));
+            let Some((entry, _)) = page.find_or_add(tag(vm, key, worker)) else { return Ok(Change::Untracked) };
+            let count = KeyCount::decode(page.payload(entry)).count.saturating_add(more);
+            KeyCount { key, vm, worker, count }.encode(page.payload_mut(entry));
             if self.table.write(store, page)? == Write::Done {
                 return Ok(Change::Keys(i32::from(before == 0)));
             }
@@ -111,15 +117,15 @@ impl KeyTable {
         Ok(Change::Lost)
     }
 
-    /// One request of `key` less at `worker`.
+    /// One request of `key` less at `worker`, by VM `vm`.
     ///
     /// # Errors
     /// When the store cannot answer.
-    pub fn remove(&self, store: &mut dyn Store, key: u64, worker: SlotId) -> Result<Change, StoreError> {
+    pub fn remove(&self, store: &mut dyn Store, vm: u64, key: u64, worker: SlotId) -> Result<Change, StoreError> {
         for _ in 0..TRIES {
             let mut known = self.read(store, key)?;
             let page = &mut known.page;
-            let Some(entry) = page.find(self.tag(key, worker)) else { return Ok(Change::Untracked) };
+            let Some(entry) = page.find(tag(vm, key, worker)) else { return Ok(Change::Untracked) };
             let mut counted = KeyCount::decode(page.payload(entry));
             counted.count = counted.count.saturating_sub(1);
             if counted.count > 0 {
@@ -142,13 +148,48 @@ impl KeyTable {
         Ok(entries(&self.table.read(store, index)?).collect())
     }
 
-    fn tag(&self, key: u64, worker: SlotId) -> u64 {
-        let place = u64::from(worker.slot) << 16 | u64::from(worker.generation);
-        let mut bytes = [0; 16];
-        write(&mut bytes, 0, key.to_le_bytes());
-        write(&mut bytes, 8, place.to_le_bytes());
-        xxh3_64_with_seed(&bytes, self.vm)
+    /// Removes the entries of page `index` whose VMs are `dead`, and returns the workers that have one distinct key less
+    /// for it (each as often as it has). Nothing if every try lost its race: a later sweep finds them.
+    ///
+    /// # Errors
+    /// When the store cannot answer.
+    pub fn purge(
+        &self,
+        store: &mut dyn Store,
+        index: u32,
+        dead: &mut dyn FnMut(&mut dyn Store, u64) -> bool,
+    ) -> Result<Vec<SlotId>, StoreError> {
+        for _ in 0..TRIES {
+            let mut page = self.table.read(store, index)?;
+            let mut removed = Vec::new();
+            for entry in (0..page.used()).rev() {
+                let count = KeyCount::decode(page.payload(entry));
+                if dead(store, count.vm) {
+                    page.remove(entry);
+                    removed.push((count.key, count.worker));
+                }
+            }
+            if removed.is_empty() {
+                return Ok(Vec::new());
+            }
+            if self.table.write(store, &page)? == Write::Done {
+                removed.sort_unstable_by_key(|(key, worker)| (*key, worker.slot, worker.generation));
+                removed.dedup();
+                removed
+                    .retain(|(key, worker)| !entries(&page).any(|entry| entry.key == *key && entry.worker == *worker));
+                return Ok(removed.into_iter().map(|(_, worker)| worker).collect());
+            }
+        }
+        Ok(Vec::new())
     }
+}
+
+fn tag(vm: u64, key: u64, worker: SlotId) -> u64 {
+    let place = u64::from(worker.slot) << 16 | u64::from(worker.generation);
+    let mut bytes = [0; 16];
+    write(&mut bytes, 0, key.to_le_bytes());
+    write(&mut bytes, 8, place.to_le_bytes());
+    xxh3_64_with_seed(&bytes, vm)
 }
 
 impl KeyCount {

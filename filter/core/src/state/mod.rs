@@ -9,5 +9,6 @@ pub mod meta;
 pub mod names;
 pub mod page;
 pub mod report;
+pub mod rows;
 pub mod tree;
 pub mod turns;

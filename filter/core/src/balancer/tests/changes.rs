@@ -135,7 +135,10 @@ fn a_slot_with_requests_in_flight_is_kept_until_they_end() {
     let mut old = Vm::new(with(&[0]), store.clone(), 0);
     let mut ticket = old.send("");
     let mut new = Vm::at(with(&[1]), store.clone(), 1, START_MS + MINUTE_MS);
-    new.sweep();
+    for _ in 0..40 {
+        new.tick();
+        old.live();
+    }
     let third = Vm::at(with(&[1, 2]), store.clone(), 2, START_MS + MINUTE_MS);
     assert_eq!(third.balancer.fleet.workers()[1].id.slot, 2, "slot 0 is still taken");
     old.end(&mut ticket);

@@ -20,7 +20,7 @@ fn a_request_counts_until_it_ends_whatever_ends_it() {
         vm.end(ticket);
     }
     assert_eq!(vm.in_flight(1), [0], "twice the end is one end");
-    assert!(vm.world.pending.is_empty());
+    assert!(vm.world.ledger.waiting() == 0);
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn survives_lost_races(step: usize) {
     vm.end(&mut ticket);
     store.heal();
     vm.tick();
-    assert!(vm.world.pending.is_empty(), "step {step}");
+    assert!(vm.world.ledger.waiting() == 0, "step {step}");
     assert_eq!(vm.in_flight(2), [0, 0], "step {step}");
     let mut next = vm.send("");
     assert_eq!(vm.in_flight(2), [1, 0], "step {step}: the counts go on from nought");
@@ -86,7 +86,7 @@ fn a_request_that_ends_before_its_count_got_through_leaves_nothing() {
     vm.end(&mut ticket);
     vm.tick();
     assert_eq!(vm.in_flight(1), [0]);
-    assert!(vm.world.pending.is_empty());
+    assert!(vm.world.ledger.waiting() == 0);
 }
 
 #[test]
@@ -98,10 +98,10 @@ fn waiting_changes_survive_ticks_that_lose_too() {
     vm.end(&mut one);
     vm.end(&mut two);
     vm.tick();
-    assert_eq!(vm.world.pending.len(), 1, "one entry for both");
+    assert_eq!(vm.world.ledger.waiting(), 1, "one entry for both");
     store.heal();
     vm.tick();
-    assert_eq!((vm.in_flight(1), vm.world.pending.len()), (vec![0], 0));
+    assert_eq!((vm.in_flight(1), vm.world.ledger.waiting()), (vec![0], 0));
 }
 
 #[test]

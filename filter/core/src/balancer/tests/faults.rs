@@ -19,7 +19,7 @@ fn run(policy: &str, calls: std::ops::Range<u64>) -> u64 {
     vm.end(&mut first);
     vm.tick();
     assert_eq!(vm.in_flight(3), [0; 3], "{policy}, failing calls {calls:?}");
-    assert!(vm.world.pending.is_empty(), "{policy}, failing calls {calls:?}");
+    assert!(vm.world.ledger.waiting() == 0, "{policy}, failing calls {calls:?}");
     cost
 }
 
@@ -66,10 +66,10 @@ fn a_tick_in_an_outage_changes_nothing_and_the_next_one_works() {
     store.fail(0..u64::MAX);
     vm.end(&mut ticket);
     vm.tick();
-    assert_eq!(vm.world.pending.len(), 1);
+    assert_eq!(vm.world.ledger.waiting(), 1);
     store.heal();
     vm.tick();
-    assert_eq!((vm.in_flight(1), vm.world.pending.len()), (vec![0], 0));
+    assert_eq!((vm.in_flight(1), vm.world.ledger.waiting()), (vec![0], 0));
 }
 
 #[test]

@@ -65,7 +65,7 @@ fn survives_lost_races(kind: char, step: usize) {
     vm.end(&mut ticket);
     store.heal();
     vm.tick();
-    assert!(vm.world.pending.is_empty(), "{kind} {step}");
+    assert!(vm.world.ledger.waiting() == 0, "{kind} {step}");
     assert_eq!((vm.keys(2), vm.in_flight(2)), (vec![0, 0], vec![0, 0]), "{kind} {step}");
     let mut next = vm.send_keyed("a");
     assert_eq!(vm.keys(2), [1, 0], "{kind} {step}: nothing of the key was left");

@@ -4,6 +4,7 @@ mod breakers;
 mod cache;
 mod changes;
 mod counts;
+mod crashes;
 mod faults;
 mod keys;
 mod placing;
@@ -17,7 +18,7 @@ use std::collections::HashMap;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
-use super::{Answered, Balancer, Context, Level, Log, Pending, Prompt, Ticket};
+use super::{Answered, Balancer, Context, Ledger, Level, Log, Prompt, Ticket};
 use crate::answer::Refusal;
 use crate::breaker::Outcome;
 use crate::config::Config;
@@ -78,12 +79,12 @@ pub(crate) struct World {
     pub(crate) now_ms: u64,
     pub(crate) metrics: Metrics,
     pub(crate) log: Lines,
-    pub(crate) pending: Vec<Pending>,
+    pub(crate) ledger: Ledger,
 }
 
 impl World {
     /// Runs `work` with a context.
-    pub(crate) fn run<T>(&mut self, work: impl FnOnce(&mut Context<'_>, &mut Vec<Pending>) -> T) -> T {
+    pub(crate) fn run<T>(&mut self, work: impl FnOnce(&mut Context<'_>, &mut Ledger) -> T) -> T {
         let mut context = Context {
             store: self.store.as_mut(),
             rng: &mut self.rng,
@@ -91,7 +92,7 @@ impl World {
             metrics: &mut self.metrics,
             log: &mut self.log,
         };
-        work(&mut context, &mut self.pending)
+        work(&mut context, &mut self.ledger)
     }
 }
 
@@ -109,7 +110,7 @@ impl Vm {
             now_ms,
             metrics: Metrics::default(),
             log: Lines::default(),
-            pending: Vec::new(),
+            ledger: Ledger::new(&config, number + 1),
         };
         let balancer = world.run(|context, _| Balancer::new(config, number + 1, context)).unwrap();
         Self { balancer, world }
@@ -122,7 +123,7 @@ impl Vm {
 
     pub(crate) fn place(&mut self, prompt: Prompt<'_>) -> Result<Ticket, Refusal> {
         let Self { balancer, world } = self;
-        world.run(|context, pending| balancer.place(context, prompt, pending))
+        world.run(|context, ledger| balancer.place(context, prompt, ledger))
     }
 
     /// Places a request of `text` and returns it.
@@ -162,19 +163,24 @@ impl Vm {
 
     pub(crate) fn answered(&mut self, ticket: &mut Ticket, answered: Answered<'_>) -> Option<u16> {
         let Self { balancer, world } = self;
-        world.run(|context, pending| balancer.answered(context, ticket, answered, pending))
+        world.run(|context, ledger| balancer.answered(context, ticket, answered, ledger))
     }
 
     pub(crate) fn end(&mut self, ticket: &mut Ticket) {
         let Self { balancer, world } = self;
-        world.run(|context, pending| balancer.ended(context, ticket, pending));
+        world.run(|context, ledger| balancer.ended(context, ticket, ledger));
+    }
+
+    /// What a VM does once a tick to show that it lives.
+    pub(crate) fn live(&mut self) {
+        let _ = self.world.run(|context, ledger| ledger.tick(context));
     }
 
     /// What a VM does on a tick, as far as the core is concerned.
     pub(crate) fn tick(&mut self) {
         let Self { balancer, world } = self;
-        let _ = world.run(|context, _| balancer.tick(context));
-        Pending::retry(world.store.as_mut(), &mut world.pending);
+        let _ = world.run(|context, ledger| balancer.tick(context, ledger));
+        let _ = world.run(|context, ledger| ledger.tick(context));
     }
 
     /// Ticks until forgotten slots have been looked for, twice.

@@ -52,7 +52,7 @@ fn no_request_is_counted_twice_or_forgotten() {
                 }
             }
             held.iter_mut().for_each(|ticket| vm.end(ticket));
-            while !vm.world.pending.is_empty() {
+            while vm.world.ledger.waiting() > 0 {
                 vm.tick();
             }
         });

@@ -86,7 +86,7 @@ impl Bench {
 
     fn on<T>(&mut self, http: &mut Script, event: impl FnOnce(&mut Scene<'_, '_>) -> T) -> T {
         let Self { vm: Vm { balancer, world }, facts } = self;
-        world.run(|context, pending| event(&mut Scene { context, http, balancer, facts, pending }))
+        world.run(|context, ledger| event(&mut Scene { context, http, balancer, facts, ledger }))
     }
 
     fn headers(&mut self, exchange: &mut Exchange, http: &mut Script, ends: bool) -> Step {
