@@ -81,6 +81,8 @@ unsafe extern "C" {
     fn proxy_increment_metric(metric: u32, by: i64) -> u32;
     fn proxy_record_metric(metric: u32, value: u64) -> u32;
     fn proxy_set_tick_period_milliseconds(period: u32) -> u32;
+    fn proxy_set_effective_context(context: u32) -> u32;
+    fn proxy_continue_stream(stream: u32) -> u32;
 }
 
 /// Memory for a value that the host is about to write. The host hands it back through one of the calls below.
@@ -160,6 +162,18 @@ pub(crate) fn set_header(map: u32, name: &str, value: &str) -> Result<(), Refuse
 pub(crate) fn remove_header(map: u32, name: &str) -> Result<(), Refused> {
     // SAFETY: all pointers are valid for the call.
     check(unsafe { proxy_remove_header_map_value(map, name.as_ptr(), name.len()) })
+}
+
+/// Makes `context` the one that the following calls are about.
+pub(crate) fn set_effective_context(context: u32) -> Result<(), Refused> {
+    // SAFETY: no pointers.
+    check(unsafe { proxy_set_effective_context(context) })
+}
+
+/// Lets the held request of the effective context go on.
+pub(crate) fn continue_request() -> Result<(), Refused> {
+    // SAFETY: no pointers. 0 is the request's side of the stream.
+    check(unsafe { proxy_continue_stream(0) })
 }
 
 /// Answers the request of the current stream.

@@ -26,6 +26,8 @@ pub(crate) enum Stream {
     Route(Rc<RefCell<Balancer>>, Rc<RefCell<Ledger>>, Exchange),
     /// A load snapshot.
     Ingest(HostLog),
+    /// A request that passes, since the configuration is invalid.
+    Passthrough,
 }
 
 impl Stream {
@@ -33,6 +35,7 @@ impl Stream {
         match root {
             Root::Route(balancer, ledger) => Self::Route(Rc::clone(balancer), Rc::clone(ledger), Exchange::default()),
             Root::Ingest(log) => Self::Ingest(*log),
+            Root::Passthrough => Self::Passthrough,
         }
     }
 }
@@ -62,9 +65,18 @@ pub(crate) fn on_request_headers(vm: &mut Vm, id: u32, ends: bool) -> u32 {
     match vm.streams.get(&id) {
         Some(Stream::Ingest(_)) => ingest::on_request_headers(ends),
         Some(Stream::Route(..)) => {
-            let step = on_exchange(vm, id, |exchange, scene| exchange.on_request_headers(scene, ends));
+            let mut unproven = false;
+            let step = on_exchange(vm, id, |exchange, scene| {
+                let step = exchange.on_request_headers(scene, ends);
+                unproven = !scene.balancer.sees_bodies();
+                step
+            });
+            if unproven && step == Some(Step::Pause) {
+                vm.unproven.push(id);
+            }
             carry_out(step, true)
         }
+        Some(Stream::Passthrough) => carry_out(Some(Step::Pass), true),
         None => CONTINUE,
     }
 }
@@ -72,7 +84,7 @@ pub(crate) fn on_request_headers(vm: &mut Vm, id: u32, ends: bool) -> u32 {
 pub(crate) fn on_request_body(vm: &mut Vm, id: u32, held: usize, ends: bool) -> u32 {
     match vm.streams.get(&id) {
         Some(Stream::Ingest(log)) => ingest::on_request_body(vm, *log, held, ends),
-        Some(Stream::Route(.., exchange)) if exchange.is_holding() => {
+        Some(Stream::Route(.., exchange)) if exchange.wants_body() => {
             let step = on_exchange(vm, id, |exchange, scene| exchange.on_request_body(scene, held, ends));
             carry_out(step, false)
         }
@@ -88,6 +100,24 @@ pub(crate) fn on_request_trailers(vm: &mut Vm, id: u32) -> u32 {
             carry_out(step, false)
         }
         _ => CONTINUE,
+    }
+}
+
+/// Time has passed for the requests of root context `root` that are held without proof that their bodies will come.
+pub(crate) fn on_tick(vm: &mut Vm, root: u32) {
+    for id in std::mem::take(&mut vm.unproven) {
+        if !matches!(vm.streams.get(&id), Some(Stream::Route(.., exchange)) if exchange.is_holding()) {
+            continue;
+        }
+        match on_exchange(vm, id, Exchange::on_tick) {
+            None | Some(Step::Pause) => vm.unproven.push(id),
+            step => {
+                if host::set_effective_context(id).is_ok() && carry_out(step, false) == CONTINUE {
+                    let _ = host::continue_request();
+                }
+                let _ = host::set_effective_context(root);
+            }
+        }
     }
 }
 

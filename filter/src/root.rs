@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use filter_core::balancer::Balancer;
-use filter_core::config::{Config, Role};
+use filter_core::config::{Config, OnInvalidConfig, Role};
 use filter_core::ingest::QUEUE;
 
 use crate::host::{self, PLUGIN_CONFIGURATION};
@@ -15,10 +15,7 @@ pub(crate) fn configure(vm: &mut Vm, root: u32, size: usize) -> bool {
     let bytes = if size == 0 { Vec::new() } else { host::buffer(PLUGIN_CONFIGURATION, size).unwrap_or_default() };
     let config = match Config::parse(&bytes) {
         Ok(config) => config,
-        Err(error) => {
-            host::log(4, &format!("plugin configuration refused: {error}"));
-            return false;
-        }
+        Err(error) => return refuse(vm, root, &error.to_string(), OnInvalidConfig::of_invalid(&bytes)),
     };
     let log = HostLog::of(&config);
     if !config.without_effect.is_empty() {
@@ -28,28 +25,56 @@ pub(crate) fn configure(vm: &mut Vm, root: u32, size: usize) -> bool {
     if !config.replaced.is_empty() {
         host::log(3, &format!("values that make no sense stand for the default: {}", config.replaced.join(" ")));
     }
+    let on_invalid = config.on_invalid_config;
     // Every root context registers the queue each time: after a VM reload the host may remember a context of the VM
     // that died, and announce messages to it.
     match host::register_queue(QUEUE) {
         Ok(queue) => vm.queue = Some(queue),
         Err(host::Refused(status)) => host::log(4, &format!("registering queue {QUEUE} failed with status {status}")),
     }
-    if let Err(host::Refused(status)) = host::set_tick_period(TICK_MS) {
-        host::log(4, &format!("setting the tick period failed with status {status}"));
-    }
+    start_ticks();
     let role = match config.role {
         Role::Ingest => Root::Ingest(log),
         Role::Route => {
             let (identity, ledger) = (vm.identity, vm.ledger(&config));
             match vm.with_context(log, |context| Balancer::new(config, identity, context)) {
                 Ok(balancer) => Root::Route(Rc::new(RefCell::new(balancer)), ledger),
-                Err(error) => {
-                    host::log(4, &format!("plugin configuration refused: {error}"));
-                    return false;
-                }
+                Err(error) => return refuse(vm, root, &error.to_string(), on_invalid),
             }
         }
     };
+    if matches!(role, Root::Route(..)) {
+        show_validity(0);
+    }
     vm.roots.insert(root, role);
     true
+}
+
+/// Refuses a configuration, or stands in for it without doing anything.
+fn refuse(vm: &mut Vm, root: u32, error: &str, then: OnInvalidConfig) -> bool {
+    show_validity(1);
+    if then == OnInvalidConfig::Refuse {
+        host::log(4, &format!("plugin configuration refused: {error}"));
+        return false;
+    }
+    let line =
+        format!("plugin configuration invalid: {error}; requests pass unrouted (on_invalid_config: passthrough)");
+    host::log(4, &line);
+    start_ticks();
+    vm.roots.insert(root, Root::Passthrough);
+    true
+}
+
+fn start_ticks() {
+    if let Err(host::Refused(status)) = host::set_tick_period(TICK_MS) {
+        host::log(4, &format!("setting the tick period failed with status {status}"));
+    }
+}
+
+/// Sets the gauge `smg_config_invalid`, at once: a VM that only tries a configuration never ticks.
+fn show_validity(invalid: u64) {
+    const GAUGE: u32 = 1;
+    if let Ok(metric) = host::define_metric(GAUGE, "smg_config_invalid") {
+        let _ = host::record_metric(metric, invalid);
+    }
 }

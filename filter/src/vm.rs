@@ -25,6 +25,8 @@ pub(crate) enum Root {
     Route(Rc<RefCell<Balancer>>, Rc<RefCell<Ledger>>),
     /// Takes load snapshots.
     Ingest(HostLog),
+    /// Stands in for a configuration that is invalid: requests pass.
+    Passthrough,
 }
 
 impl Root {
@@ -35,6 +37,7 @@ impl Root {
                 balancer.try_borrow().map_or(HostLog::INFO, |balancer| HostLog::of(balancer.config()))
             }
             Self::Ingest(log) => *log,
+            Self::Passthrough => HostLog::INFO,
         }
     }
 }
@@ -50,6 +53,8 @@ pub(crate) struct Vm {
     pub(crate) facts: Facts,
     pub(crate) roots: HashMap<u32, Root>,
     pub(crate) streams: HashMap<u32, Stream, ahash::RandomState>,
+    /// Held requests of which it is not known that their bodies will come.
+    pub(crate) unproven: Vec<u32>,
     pub(crate) queue: Option<u32>,
     /// The wall clock as of the last tick or configuration, in Unix milliseconds. It is what exchanges go by: they
     /// compare seconds (breakers) and report intervals with it, so a quarter of a second does not matter, and reading
@@ -110,6 +115,7 @@ impl Vm {
             facts: Facts::default(),
             roots: HashMap::new(),
             streams: HashMap::with_hasher(ahash::RandomState::with_seeds(random(), random(), random(), random())),
+            unproven: Vec::new(),
             queue: None,
             now_ms: 0,
             last_tick_ms: 0,
@@ -130,8 +136,8 @@ impl Vm {
     }
 
     /// A root context's tick. What belongs to the VM is done for the first root of a period only.
-    pub(crate) fn tick(&mut self, root: u32) {
-        if let Some(root) = self.roots.get(&root)
+    pub(crate) fn tick(&mut self, id: u32) {
+        if let Some(root) = self.roots.get(&id)
             && let Root::Route(balancer, ledger) = root
         {
             let (balancer, ledger, log) = (Rc::clone(balancer), Rc::clone(ledger), root.log());
@@ -149,6 +155,7 @@ impl Vm {
         }
         self.last_tick_ms = self.now_ms;
         self.tick_ledgers();
+        crate::http::on_tick(self, id);
         crate::ingest::drain(self);
         self.flush_metrics();
     }

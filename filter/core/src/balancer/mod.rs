@@ -17,6 +17,7 @@ use rand::RngCore;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::config::{Config, PolicyName};
+use crate::exchange::Bodies;
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
 use crate::policy::{self, Needs, Policy};
@@ -104,6 +105,8 @@ pub struct Balancer {
     warned_unknown: bool,
     census: Census,
     audit: Audit,
+    /// Whether held requests see their bodies.
+    pub(crate) bodies: Bodies,
     /// The leader's ticks so far.
     beats: u32,
     /// Slots that the last sweep has found forgotten.
@@ -159,6 +162,7 @@ impl Balancer {
             warned_unknown: false,
             census: Census::default(),
             audit: Audit::default(),
+            bodies: Bodies::default(),
             beats: 0,
             forgotten: Vec::new(),
             gauges: Vec::new(),
@@ -197,6 +201,12 @@ impl Balancer {
             metrics.set("smg_worker_routing_keys_active", &labels, 0);
             metrics.set("smg_worker_health", &labels, 0);
         }
+    }
+
+    /// Whether held requests are known to see their bodies.
+    #[must_use]
+    pub fn sees_bodies(&self) -> bool {
+        self.bodies == Bodies::Seen
     }
 
     /// What `policy` needs to be told.

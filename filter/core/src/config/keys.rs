@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::values::{ascending, count, header, headers, name, number, strings, whole};
-use super::{Config, ConfigError, LogLevel, PolicyName, Role, ScoreParams, workers};
+use super::{Config, ConfigError, LogLevel, OnInvalidConfig, PolicyName, Role, ScoreParams, workers};
 
 /// Reads all keys into `config`.
 pub(super) fn read(members: &Map<String, Value>, config: &mut Config) -> Result<(), ConfigError> {
@@ -146,6 +146,9 @@ const KEYS: &[Key] = &[
         put(&mut c.max_tree_size, whole(v).filter(|&bytes| bytes > 0))
     }),
     Key::new("max_buffered_request_bytes", WHOLE, |c, v| put(&mut c.max_buffered_request_bytes, whole(v))),
+    Key::new("on_invalid_config", "refuse or passthrough", |c, v| {
+        put(&mut c.on_invalid_config, OnInvalidConfig::from_name(v.as_str()?))
+    }),
     Key::new("log_level", "trace, debug, info, warn or error", |c, v| {
         put(&mut c.log_level, LogLevel::from_name(v.as_str()?))
     }),

@@ -50,6 +50,8 @@ pub struct Config {
     pub max_workers: u32,
     /// Shared data for the prefix tree, in bytes.
     pub max_tree_size: u64,
+    /// What a listener does whose configuration is refused.
+    pub on_invalid_config: OnInvalidConfig,
     /// Log lines below this level are not written.
     pub log_level: LogLevel,
     /// The keys that were given and are valid and change nothing in this version.
@@ -117,6 +119,7 @@ impl Default for Config {
             max_buffered_request_bytes: 1 << 20,
             max_workers: 1024,
             max_tree_size: 64 << 20,
+            on_invalid_config: OnInvalidConfig::Refuse,
             log_level: LogLevel::Info,
             without_effect: Vec::new(),
             replaced: Vec::new(),
@@ -164,6 +167,33 @@ named! {
         Route = "route",
         /// Takes load snapshots from the sidecar.
         Ingest = "ingest",
+    }
+}
+
+named! {
+    /// What becomes of a listener whose configuration is invalid.
+    OnInvalidConfig {
+        /// Envoy is told, and keeps the configuration it had. It answers 503 to everything where it had none and has
+        /// accepted the rest of the configuration before it fetched the module.
+        Refuse = "refuse",
+        /// Requests pass unrouted: the cluster's own load balancing chooses.
+        Passthrough = "passthrough",
+    }
+}
+
+impl OnInvalidConfig {
+    /// What a configuration wants that cannot be used: the value of its key `on_invalid_config`, which is looked for in
+    /// the text if the whole is not even JSON.
+    #[must_use]
+    pub fn of_invalid(bytes: &[u8]) -> Self {
+        const KEY: &[u8] = b"\"on_invalid_config\"";
+        if let Ok(value) = serde_json::from_slice::<Value>(bytes) {
+            let named = value.get("on_invalid_config").and_then(Value::as_str).and_then(Self::from_name);
+            return named.unwrap_or(Self::Refuse);
+        }
+        let after = memchr::memmem::find(bytes, KEY).and_then(|at| bytes.get(at + KEY.len()..)).unwrap_or_default();
+        let value = after.trim_ascii_start().strip_prefix(b":").unwrap_or_default().trim_ascii_start();
+        if value.starts_with(b"\"passthrough\"") { Self::Passthrough } else { Self::Refuse }
     }
 }
 

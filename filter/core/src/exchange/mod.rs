@@ -3,6 +3,8 @@
 //! The caller hands in events and carries the returned steps out; nothing here touches a host.
 //! A request is counted in flight when it is placed and once less when its stream ends, whatever ended it.
 
+mod bodies;
+
 use std::rc::Rc;
 
 use crate::answer::{self, Answer};
@@ -10,6 +12,8 @@ use crate::balancer::{Answered, Balancer, Context, Ledger, Prompt, Ticket};
 use crate::breaker::Outcome;
 use crate::config::PolicyName;
 use crate::request::{Endpoint, Facts, Parsed, endpoint, routing_key};
+
+pub use bodies::{Bodies, PATIENCE_MS};
 
 /// Names the host (or hosts, in order) that Envoy shall use.
 pub const DESTINATION_HEADER: &str = "x-gateway-destination-endpoint";
@@ -113,6 +117,8 @@ pub struct Exchange {
     ticket: Option<Ticket>,
     /// The body is looked at again when so many bytes are held.
     look_at: usize,
+    /// When it was held, or let go, by the VM's clock.
+    since_ms: u64,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -122,6 +128,8 @@ enum Phase {
     Done,
     /// Held until its body tells enough.
     Holding,
+    /// Let go after it had waited for its body in vain.
+    LetGo,
 }
 
 impl Exchange {
@@ -143,7 +151,7 @@ impl Exchange {
             self.endpoint = Endpoint::Other;
             return self.place(scene);
         }
-        let needs = scene.balancer.needs(self.policy.unwrap_or(scene.balancer.config().policy));
+        let needs = scene.balancer.needs(self.named_policy(scene));
         // Their number is the request's size where expected waits are compared.
         if needs.prefix || needs.score {
             self.tokens = scene.http.request_header(TOKENS_HEADER);
@@ -158,16 +166,26 @@ impl Exchange {
         if ends || can_decide {
             return self.place(scene);
         }
+        if scene.balancer.bodies == Bodies::Missing {
+            return self.place_unread(scene);
+        }
         self.phase = Phase::Holding;
+        self.since_ms = scene.context.now_ms;
         self.look_at = usize::try_from(scene.balancer.config().max_buffered_request_bytes).unwrap_or(usize::MAX).max(1);
         Step::Pause
     }
 
     /// A part of the request's body; `held` bytes of it are at hand. `ends` says that it is the last one.
     pub fn on_request_body(&mut self, scene: &mut Scene<'_, '_>, held: usize, ends: bool) -> Step {
+        if self.phase == Phase::LetGo {
+            self.phase = Phase::Done;
+            let after = scene.context.now_ms.saturating_sub(self.since_ms);
+            scene.balancer.bodies.late(scene.context, after);
+        }
         if self.phase != Phase::Holding {
             return Step::Continue;
         }
+        scene.balancer.bodies.come(scene.context);
         if !ends && held < self.look_at {
             return Step::Pause;
         }
@@ -186,8 +204,37 @@ impl Exchange {
         if self.phase != Phase::Holding {
             return Step::Continue;
         }
+        scene.balancer.bodies.come(scene.context);
         self.read(scene, usize::MAX, true);
         self.place(scene)
+    }
+
+    /// Time has passed while the request is held and no held request has ever seen its body: after [`PATIENCE_MS`] it is
+    /// routed on what its headers tell.
+    pub fn on_tick(&mut self, scene: &mut Scene<'_, '_>) -> Step {
+        let waited = scene.context.now_ms.saturating_sub(self.since_ms);
+        if self.phase != Phase::Holding || scene.balancer.bodies == Bodies::Seen || waited < PATIENCE_MS {
+            return Step::Pause;
+        }
+        scene.facts.clear();
+        if let Some(header) = &self.tokens {
+            scene.facts.hint(header);
+        }
+        let step = self.place_unread(scene);
+        (self.phase, self.since_ms) = (Phase::LetGo, scene.context.now_ms);
+        step
+    }
+
+    /// Places a request whose body will not be read.
+    fn place_unread(&mut self, scene: &mut Scene<'_, '_>) -> Step {
+        if scene.facts.token_count == 0 && scene.balancer.needs(self.named_policy(scene)).prefix {
+            self.policy = Some(PolicyName::LeastLoad);
+        }
+        self.place(scene)
+    }
+
+    fn named_policy(&self, scene: &Scene<'_, '_>) -> PolicyName {
+        self.policy.unwrap_or(scene.balancer.config().policy)
     }
 
     /// The response's head, from an engine or from Envoy itself.
@@ -220,6 +267,12 @@ impl Exchange {
     #[must_use]
     pub fn is_holding(&self) -> bool {
         self.phase == Phase::Holding
+    }
+
+    /// Whether parts of the request's body have anything to do.
+    #[must_use]
+    pub fn wants_body(&self) -> bool {
+        self.phase != Phase::Done
     }
 
     /// Whether the end of the stream has anything to do.

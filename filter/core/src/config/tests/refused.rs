@@ -260,3 +260,25 @@ fn a_worker_twice_with_and_without_a_slash() {
         "`workers[1].url` is \"http://10.0.0.1:80/\", as is `workers[0].url`; allowed: each URL once"
     );
 }
+
+#[test]
+fn what_an_invalid_configuration_wants_is_known_all_the_same() {
+    use crate::config::OnInvalidConfig::{Passthrough, Refuse};
+    for (text, wants) in [
+        (r#"{"on_invalid_config":"passthrough","typo":1}"#, Passthrough),
+        (r#"{"on_invalid_config":"refuse","typo":1}"#, Refuse),
+        (r#"{"on_invalid_config":"maybe"}"#, Refuse),
+        (r#"{"on_invalid_config":3}"#, Refuse),
+        (r#"{"typo":1}"#, Refuse),
+        (r#"[{"on_invalid_config":"passthrough"}]"#, Refuse),
+        // Cut off or otherwise no JSON.
+        ("{ \"on_invalid_config\" :\n \"passthrough\", \"workers\": [", Passthrough),
+        (r#"{"on_invalid_config":"passthrough"#, Refuse),
+        (r#"{"on_invalid_config":"refuse","#, Refuse),
+        ("{", Refuse),
+        ("", Refuse),
+    ] {
+        assert_eq!(crate::config::OnInvalidConfig::of_invalid(text.as_bytes()), wants, "{text}");
+    }
+    check("on_invalid_config", "\"maybe\"", "refuse or passthrough");
+}

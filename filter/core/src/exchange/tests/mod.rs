@@ -4,6 +4,7 @@ mod bodies;
 mod heads;
 mod responses;
 mod scope;
+mod starved;
 
 use std::collections::HashMap;
 
