@@ -6,13 +6,14 @@ export ENVOY
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 FILTER_WASM := $(TARGET_DIR)/wasm32-wasip1/wasm/filter.wasm
 
-.PHONY: help setup toolchain wasm bins test lint test-core test-wasm test-envoy demo up check-vllm clean
+.PHONY: help setup toolchain wasm bins test lint test-core test-wasm test-envoy demo simulate up check-vllm clean
 
 help:
 	@echo "make test        everything: format, lints, unit, Wasm and Envoy tests"
 	@echo "make test-core   the tests of the core only (also test-wasm, test-envoy)"
 	@echo "make wasm        build $(FILTER_WASM)"
 	@echo "make demo        round_robin against cache_aware on four fake engines"
+	@echo "make simulate    the same in virtual time, RUNS=20 times over WORKLOADS=1 workloads, without Envoy"
 	@echo "make up          keep Envoy, sidecar and four fake engines running, or WORKERS=\"http://ip:port …\" instead;"
 	@echo "                 also POLICY, PORT, ADMIN_PORT, CONCURRENCY, CONFIG=file.json, ENVOY_BIN, LOG_LEVEL"
 	@echo "make check-vllm  the same Envoy in front of two real vLLM engines on this CPU (downloads 3 GB at first)"
@@ -54,6 +55,9 @@ test-envoy: setup wasm bins
 
 demo: setup wasm bins
 	$(TARGET_DIR)/debug/demo
+
+simulate: bins
+	$(TARGET_DIR)/debug/simulate
 
 # `exec`, so that a signal for make's child reaches the stack and no shell in between.
 up: setup wasm bins

@@ -1,8 +1,9 @@
-//! What the tests, the demo and the benchmarks are made of: fake engines, a Wasm host, an Envoy launcher, load.
+//! What the tests, the demo and the benchmarks are made of: fake engines, a Wasm host, an Envoy launcher, load, a simulation.
 
 pub mod demo;
 pub mod envoy;
 pub mod fake_engine;
 pub mod load;
+pub mod simulate;
 pub mod wasm;
 pub mod workload;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use serde_json::json;
-use testbed::demo::{DemoSettings, Gateways, Running, run};
+use testbed::demo::{DemoSettings, Gateways, REPORT_INTERVAL, Running, run};
 use testbed::envoy::EnvoyOptions;
 use testbed::envoy::stack::{Stack, StackOptions};
 use testbed::load::Gateway;
@@ -22,16 +22,13 @@ struct Arguments {
 /// The whole stack for each policy: Envoy with the filter, and the sidecar.
 struct Stacks;
 
-/// Seconds between two load reports: the demo's minutes stand for hours.
-const LOAD_MONITOR_INTERVAL: f64 = 1.0;
-
 impl Gateways for Stacks {
     async fn start(&self, policy: &str, engines: &[String]) -> anyhow::Result<Running> {
         let envoy = EnvoyOptions { plugin: json!({ "policy": policy }), ..EnvoyOptions::default() };
         let mut stack = Stack::start(StackOptions {
             workers: engines.to_vec(),
             envoy,
-            load_monitor_interval: LOAD_MONITOR_INTERVAL,
+            load_monitor_interval: REPORT_INTERVAL.as_secs_f64(),
             ..StackOptions::default()
         })
         .await?;

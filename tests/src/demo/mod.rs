@@ -30,6 +30,13 @@ const DECODE_STEP: Duration = Duration::from_millis(100);
 /// Real time after the last arrival in which answers must end.
 const GRACE: Duration = Duration::from_secs(30);
 
+/// Real time between two load reports.
+///
+/// A session speaks every 1.3 s here, so this is to the demo what the usual 10 s are to people who write once a minute.
+/// With a report a second the balance is a matter of luck: an engine counts as the faster, the more it generated before
+/// the report, and attracts so much until the next one that busiest over mean exceeds 1.5 in one run of ten.
+pub const REPORT_INTERVAL: Duration = Duration::from_millis(250);
+
 /// Starts what stands between clients and engines.
 pub trait Gateways {
     /// Starts a gateway with this policy in front of these engines (`http://ip:port`); it serves when this returns.
@@ -76,7 +83,7 @@ pub async fn run(settings: &DemoSettings, gateways: &impl Gateways) -> anyhow::R
     Ok(outcome)
 }
 
-fn read_workload(settings: &DemoSettings) -> anyhow::Result<Workload> {
+pub(crate) fn read_workload(settings: &DemoSettings) -> anyhow::Result<Workload> {
     let Some(path) = &settings.trace else { return Ok(settings.sessions().generate()) };
     let open = || File::open(path).with_context(|| format!("cannot open the trace {}", path.display()));
     // Read twice, because the default speed depends on how long the trace is.
@@ -90,7 +97,7 @@ fn read_workload(settings: &DemoSettings) -> anyhow::Result<Workload> {
 }
 
 /// Engines whose prefill the workload fills to three quarters and whose memory holds the asked share of it.
-fn engine_options(settings: &DemoSettings, workload: &Workload, bound: &Bound) -> EngineOptions {
+pub(crate) fn engine_options(settings: &DemoSettings, workload: &Workload, bound: &Bound) -> EngineOptions {
     let offered = bound.prompt_tokens as f64 / workload.duration().as_secs_f64().max(0.001);
     EngineOptions {
         cache_tokens: (bound.distinct_tokens as usize / settings.cache_divisor.max(1)).max(1),

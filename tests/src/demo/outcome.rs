@@ -64,6 +64,8 @@ pub struct PolicyOutcome {
     pub ttft_p90_ms: f64,
     /// 99th percentile of the time to first token.
     pub ttft_p99_ms: f64,
+    /// Prompt tokens from engines' caches.
+    pub cached_tokens: u64,
     /// Requests that each engine answered.
     pub requests_per_engine: Vec<u64>,
     /// Prompt tokens that each engine computed.
@@ -94,7 +96,7 @@ pub struct Criterion {
 }
 
 impl Outcome {
-    pub(super) fn new(settings: &DemoSettings, workload: &Workload, bound: &Bound, engine: &EngineOptions) -> Self {
+    pub(crate) fn new(settings: &DemoSettings, workload: &Workload, bound: &Bound, engine: &EngineOptions) -> Self {
         let workload = json!({
             "seed": settings.seed,
             "trace": settings.trace,
@@ -118,7 +120,7 @@ impl Outcome {
         }
     }
 
-    pub(super) fn add(&mut self, policy: &str, summary: &Summary) {
+    pub(crate) fn add(&mut self, policy: &str, summary: &Summary) {
         let of = |counts: &BTreeMap<String, u64>| -> Vec<u64> {
             self.engine_names.iter().map(|name| counts.get(name).copied().unwrap_or(0)).collect()
         };
@@ -132,6 +134,7 @@ impl Outcome {
             ttft_p50_ms: summary.ttft_ms.p50,
             ttft_p90_ms: summary.ttft_ms.p90,
             ttft_p99_ms: summary.ttft_ms.p99,
+            cached_tokens: summary.cached_tokens,
             uncached_tokens_per_engine: of(&summary.uncached_tokens_per_engine),
             requests_per_engine,
             requests: summary.requests,

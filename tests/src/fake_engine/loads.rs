@@ -147,7 +147,7 @@ fn entry(
 }
 
 /// KV memory that running requests hold, 0 to 1.
-fn usage(load: &RankLoad, capacity: usize) -> f64 {
+pub(crate) fn usage(load: &RankLoad, capacity: usize) -> f64 {
     (load.used_tokens as f64 / capacity.max(1) as f64).min(1.0)
 }
 

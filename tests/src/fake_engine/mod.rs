@@ -17,7 +17,7 @@ pub mod body;
 mod connection;
 mod fault;
 mod generate;
-mod loads;
+pub(crate) mod loads;
 mod options;
 pub mod rank;
 mod routes;

@@ -38,7 +38,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    pub(super) fn new(started: Instant) -> Self {
+    pub(crate) fn new(started: Instant) -> Self {
         Self {
             session: 0,
             turn: 0,
