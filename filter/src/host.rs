@@ -282,6 +282,8 @@ impl Store for SharedData {
     }
 
     fn set(&mut self, key: &str, value: &[u8], version: Option<u32>) -> Result<Write, StoreError> {
+        #[cfg(feature = "crash-for-tests")]
+        crate::crash::write(key);
         // SAFETY: all pointers are valid for the call. Version 0 is "unconditionally".
         let status = unsafe {
             proxy_set_shared_data(key.as_ptr(), key.len(), value.as_ptr(), value.len(), version.unwrap_or(0))

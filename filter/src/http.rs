@@ -164,7 +164,10 @@ fn on_exchange<T>(vm: &mut Vm, id: u32, event: impl FnOnce(&mut Exchange, &mut S
         facts: &mut vm.facts,
         ledger: &mut ledger,
     };
-    Some(event(exchange, &mut scene))
+    let step = event(exchange, &mut scene);
+    #[cfg(feature = "crash-for-tests")]
+    crate::crash::after(id, exchange);
+    Some(step)
 }
 
 /// Does what a step says. Request headers may be changed while they are held.

@@ -4,6 +4,8 @@
 //! response bodies never enter the module.
 #![expect(unsafe_code, reason = "exported functions need unmangled names")]
 
+#[cfg(feature = "crash-for-tests")]
+mod crash;
 mod host;
 mod http;
 mod ingest;
@@ -14,6 +16,9 @@ use std::cell::RefCell;
 
 use crate::http::{CONTINUE, Stream};
 use crate::vm::Vm;
+
+#[cfg(all(target_family = "wasm", not(feature = "crash-for-tests")))]
+const _: () = assert!(filter_core::state::names::LAYOUT < 255, "what ships is not built together with filter/crash");
 
 thread_local! {
     /// The VM's memory. A VM has one thread and the host never calls into it while a call out of it is under way
@@ -66,6 +71,8 @@ extern "C" fn proxy_on_configure(root: u32, size: usize) -> u32 {
 
 #[unsafe(no_mangle)]
 extern "C" fn proxy_on_tick(root: u32) {
+    #[cfg(feature = "crash-for-tests")]
+    crash::tick();
     with_vm((), |vm| vm.tick(root));
 }
 
@@ -76,27 +83,37 @@ extern "C" fn proxy_on_queue_ready(_root: u32, _queue: u32) {
 
 #[unsafe(no_mangle)]
 extern "C" fn proxy_on_request_headers(id: u32, _count: u32, ends: u32) -> u32 {
+    #[cfg(feature = "crash-for-tests")]
+    crash::before("request-headers", id);
     with_vm(CONTINUE, |vm| http::on_request_headers(vm, id, ends != 0))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn proxy_on_request_body(id: u32, held: usize, ends: u32) -> u32 {
+    #[cfg(feature = "crash-for-tests")]
+    crash::before("request-body", id);
     with_vm(CONTINUE, |vm| http::on_request_body(vm, id, held, ends != 0))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn proxy_on_request_trailers(id: u32, _count: u32) -> u32 {
+    #[cfg(feature = "crash-for-tests")]
+    crash::before("request-trailers", id);
     with_vm(CONTINUE, |vm| http::on_request_trailers(vm, id))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn proxy_on_response_headers(id: u32, _count: u32, _ends: u32) -> u32 {
+    #[cfg(feature = "crash-for-tests")]
+    crash::before("response-headers", id);
     with_vm(CONTINUE, |vm| http::on_response_headers(vm, id))
 }
 
 /// A stream or a root context is over. Streams are cleaned up here, not in `proxy_on_delete`: one callback less.
 #[unsafe(no_mangle)]
 extern "C" fn proxy_on_done(id: u32) -> u32 {
+    #[cfg(feature = "crash-for-tests")]
+    crash::before("done", id);
     with_vm(1, |vm| {
         match vm.roots.remove(&id) {
             Some(root) => vm.retire(&root),

@@ -20,6 +20,16 @@ pub fn filter_wasm() -> PathBuf {
     path
 }
 
+/// The module beside [`filter_wasm`] that a request can crash (`filter/crash`).
+///
+/// # Panics
+/// When the file is missing.
+pub fn crashable_wasm() -> PathBuf {
+    let path = filter_wasm().with_file_name("filter_crash_for_tests.wasm");
+    assert!(path.is_file(), "{} is missing: run `make wasm` first", path.display());
+    path
+}
+
 /// The engine of the test binary: fuel on, nothing that differs between machines.
 pub(super) fn engine() -> &'static Engine {
     static ENGINE: OnceLock<Engine> = OnceLock::new();

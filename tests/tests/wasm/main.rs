@@ -5,6 +5,7 @@ mod filter_ends;
 mod filter_hostile;
 mod filter_routes;
 mod filter_shares;
+mod filter_ships;
 mod filter_starved;
 mod fleet;
 mod guest;
