@@ -184,13 +184,17 @@ impl Vm {
         }
         // One that nothing but this list holds is of no more use.
         self.ledgers.retain(|(_, ledger)| {
-            Rc::strong_count(ledger) > 1 || ledger.try_borrow().is_ok_and(|ledger| !ledger.is_empty())
+            let used = Rc::strong_count(ledger) > 1 || ledger.try_borrow().is_ok_and(|ledger| !ledger.is_empty());
+            if !used {
+                resign(ledger);
+            }
+            used
         });
     }
 
     /// A configuration has been replaced: keeps what it has counted. Streams that it still serves keep it alive.
     pub(crate) fn retire(&mut self, root: &Root) {
-        let Root::Route(balancer, _) = root else { return };
+        let Root::Route(balancer, ledger) = root else { return };
         let mut others = Vec::new();
         for root in self.roots.values() {
             if let Root::Route(other, _) = root
@@ -201,6 +205,10 @@ impl Vm {
         }
         if let Ok(mut balancer) = balancer.try_borrow_mut() {
             balancer.retire(&mut self.metrics, &others);
+        }
+        // The last one of a VM that goes because of new code: there will be no more tick.
+        if !self.roots.values().any(|root| matches!(root, Root::Route(_, other) if Rc::ptr_eq(other, ledger))) {
+            resign(ledger);
         }
     }
 
@@ -238,5 +246,11 @@ impl Vm {
             }
         }
         balancers
+    }
+}
+
+fn resign(ledger: &Rc<RefCell<Ledger>>) {
+    if let Ok(mut ledger) = ledger.try_borrow_mut() {
+        ledger.resign(&mut SharedData);
     }
 }

@@ -67,6 +67,12 @@ impl Metrics {
         }
     }
 
+    /// Lets every gauge be handed to the host when it is set next, changed or not: other VMs, or other modules that share
+    /// the names, may have told the host something else meanwhile.
+    pub fn forget_delivered(&mut self) {
+        self.metrics.iter_mut().for_each(|metric| metric.delivered = None);
+    }
+
     /// Hands every changed metric to `deliver` with its new value (gauge) or what was added (counter).
     /// What `deliver` refuses is kept for the next time.
     pub fn flush(&mut self, mut deliver: impl FnMut(&mut Metric, u64) -> bool) {
@@ -127,6 +133,20 @@ mod tests {
         metrics.set("g", &[], 4);
         assert_eq!(flushed(&mut metrics), [("c;model=a/b.c;policy=x".to_owned(), 3), ("g".to_owned(), 4)]);
         assert!(flushed(&mut metrics).is_empty());
+    }
+
+    #[test]
+    fn a_gauge_is_told_again_once_its_delivery_is_forgotten() {
+        let mut metrics = Metrics::default();
+        metrics.set("g", &[], 5);
+        metrics.add("c", &[], 1);
+        assert_eq!(flushed(&mut metrics).len(), 2);
+        metrics.set("g", &[], 5);
+        assert!(flushed(&mut metrics).is_empty());
+        metrics.forget_delivered();
+        assert!(flushed(&mut metrics).is_empty(), "what is not set says nothing");
+        metrics.set("g", &[], 5);
+        assert_eq!(flushed(&mut metrics), [("g".to_owned(), 5)]);
     }
 
     #[test]

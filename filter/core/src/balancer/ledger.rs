@@ -211,6 +211,26 @@ impl Ledger {
         Ok(None)
     }
 
+    /// Gives the row back: the VM is about to go, or works on other tables from now on. Without this the others would take
+    /// it for dead. A VM that has anything counted keeps its row, and what counts again claims another.
+    pub fn resign(&mut self, store: &mut dyn Store) {
+        let Some(row) = self.row.filter(|_| self.is_empty()) else { return };
+        for _ in 0..TRIES {
+            let Ok(mut claims) = self.rows.claims(store) else { return };
+            match claims.claims.get_mut(usize::from(row)) {
+                Some(claim) if claim.incarnation == self.incarnation => *claim = Claim::default(),
+                // Buried already.
+                _ => break,
+            }
+            match self.rows.write_claims(store, &claims) {
+                Ok(Write::Done) => break,
+                Ok(Write::Conflict) => {}
+                Err(_) => return,
+            }
+        }
+        self.row = None;
+    }
+
     /// What a VM does once per tick: tries again what waits, shows that it lives, and takes back what the dead have left.
     ///
     /// # Errors

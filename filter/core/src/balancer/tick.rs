@@ -99,6 +99,7 @@ impl Balancer {
     fn lead(&mut self, context: &mut Context<'_>, ledger: &mut Ledger) -> Result<(), StoreError> {
         self.beats = self.beats.wrapping_add(1);
         if self.beats.is_multiple_of(BEATS_PER_SWEEP) {
+            context.metrics.forget_delivered();
             self.sweep(context)?;
         }
         self.warn_passthrough(context);

@@ -49,6 +49,31 @@ fn the_leader_can_die_too() {
 }
 
 #[test]
+fn who_goes_with_nothing_counted_is_not_taken_for_dead() {
+    let store = MemoryStore::default();
+    let [mut going, mut living] = vms(&store);
+    let mut held = going.send_keyed("a");
+    going.world.ledger.resign(going.world.store.as_mut());
+    assert!(going.world.ledger.row().is_some(), "it has something counted");
+    going.end(&mut held);
+    going.world.ledger.resign(going.world.store.as_mut());
+    assert_eq!(going.world.ledger.row(), None);
+    let mut kept = living.send_keyed("b");
+    assert_eq!(living.world.ledger.row(), Some(0), "the row is free");
+    // It has come back.
+    let more = going.send_keyed("a");
+    ticks(&mut living, 2);
+    going.tick();
+    assert_eq!((living.in_flight(2), living.keys(2)), (vec![2, 0], vec![2, 0]));
+    drop((going, more));
+    ticks(&mut living, RECOVERY);
+    assert_eq!((living.in_flight(2), living.keys(2)), (vec![1, 0], vec![1, 0]));
+    assert_eq!(living.metric("smg_vm_reaped_total"), 1);
+    living.end(&mut kept);
+    assert_eq!(living.in_flight(2), [0, 0]);
+}
+
+#[test]
 fn who_was_buried_alive_adds_its_streams_again() {
     let store = MemoryStore::default();
     let [mut frozen, mut living] = vms(&store);
