@@ -21,6 +21,8 @@ pub(super) struct Layout {
     listeners: Value,
     clusters: Value,
     plugin: Value,
+    /// The routing listener is there.
+    offered: bool,
 }
 
 impl Layout {
@@ -64,7 +66,7 @@ impl Layout {
             plugin["workers"] = options.workers.iter().map(Worker::to_plugin).collect();
         }
 
-        let mut layout = Self { bootstrap, listeners, clusters: Value::Null, plugin };
+        let mut layout = Self { bootstrap, listeners, clusters: Value::Null, plugin, offered: true };
         if !options.workers.is_empty() {
             set_endpoints(named(&mut clusters, ENGINES)?, options.workers.iter().map(|worker| worker.address));
         }
@@ -91,6 +93,27 @@ impl Layout {
         Ok(())
     }
 
+    /// Names another module in both listeners.
+    pub(super) fn set_module(&mut self, wasm: Option<&Path>) -> Result<()> {
+        for listener in list(&mut self.listeners)? {
+            let filters = listener.pointer_mut(FILTERS).and_then(Value::as_array_mut).context("filters")?;
+            let filter = filters.iter_mut().find(|filter| filter["name"] == "smg").context("no filter to replace")?;
+            *filter.pointer_mut(FILENAME).context("no module path")? = json!(wasm.context("no module")?);
+        }
+        Ok(())
+    }
+
+    /// Puts the routing listener among the listeners, or leaves it out.
+    pub(super) fn offer_routing(&mut self, offered: bool) {
+        self.offered = offered;
+    }
+
+    /// How many listeners are not as they are in `other`.
+    pub(super) fn listeners_that_differ(&self, other: &Self) -> usize {
+        let list = |layout: &Self| layout.listeners.as_array().cloned().unwrap_or_default();
+        list(self).iter().zip(list(other)).filter(|(one, other)| *one != other).count()
+    }
+
     /// Names other endpoints of the cluster `engines`.
     pub(super) fn set_engines(&mut self, addresses: impl Iterator<Item = SocketAddr>) -> Result<()> {
         set_endpoints(named(&mut self.clusters, ENGINES)?, addresses);
@@ -104,7 +127,11 @@ impl Layout {
 
     /// The listeners as a discovery response.
     pub(super) fn listener_resources(&self) -> Value {
-        resources(&self.listeners, "type.googleapis.com/envoy.config.listener.v3.Listener")
+        let mut listeners = self.listeners.clone();
+        if let Some(listeners) = listeners.as_array_mut().filter(|_| !self.offered) {
+            listeners.retain(|listener| listener["name"] != ROUTING);
+        }
+        resources(&listeners, "type.googleapis.com/envoy.config.listener.v3.Listener")
     }
 
     /// The clusters as a discovery response.

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use super::admin::{Admin, Metrics};
 use super::client::Connection;
 use super::config::Layout;
 use super::options::{EnvoyOptions, Filter};
-use super::process::{Output, Process, envoy_binary, envoy_yaml, filter_wasm, lift_open_files, tail};
+use super::process::{Output, Process, built_wasm, envoy_binary, envoy_yaml, lift_open_files, tail};
 
 /// A start compiles the module: seconds on a busy machine, and no test shall fail because it is slow.
 const START: Duration = Duration::from_secs(60);
@@ -57,11 +57,7 @@ impl Envoy {
     /// Like [`Envoy::start`], with Envoy's log elsewhere than in a temporary file.
     pub async fn start_with_output(options: EnvoyOptions, output: Option<Output>) -> Result<Self> {
         lift_open_files();
-        let wasm = match &options.filter {
-            Filter::Built => Some(filter_wasm()?),
-            Filter::File(path) => Some(path.clone()),
-            Filter::Absent => None,
-        };
+        let wasm = module(&options.filter)?;
         let yaml = fs::read_to_string(envoy_yaml()).context("envoy/envoy.yaml")?;
         let layout = Layout::new(&yaml, &options, wasm.as_deref())?;
         let directory = tempfile::Builder::new().prefix("envoy-").tempdir()?;
@@ -193,22 +189,32 @@ impl Envoy {
     /// # Panics
     /// When the connections do not spread like that.
     pub async fn connection_per_thread(&self) -> Vec<Connection> {
-        let idle = async |envoy: &Self| envoy.stat("listener.routing.downstream_cx_active").await == 0;
-        super::eventually(START, "no other connection is open", async || idle(self).await).await;
-        let mut connections = Vec::new();
-        for wanted in 1..=self.concurrency as u64 {
-            connections.push(self.connect().await);
-            // The next one is weighed against this one, so this one must have been counted.
-            super::eventually(START, "the connection is counted", async || {
-                self.stat("listener.routing.downstream_cx_active").await == wanted
-            })
-            .await;
+        self.spread(async || self.connect().await).await
+    }
+
+    /// What `open` makes of one connection on each worker thread; needs `exact_balance` and no other open connection.
+    ///
+    /// # Panics
+    /// When the connections do not spread like that.
+    pub async fn spread<T>(&self, open: impl AsyncFn() -> T) -> Vec<T> {
+        let deadline = Instant::now() + START;
+        loop {
+            let active = async || self.stat("listener.routing.downstream_cx_active").await;
+            super::eventually(START, "no other connection is open", async || active().await == 0).await;
+            let mut connections = Vec::new();
+            for wanted in 1..=self.concurrency as u64 {
+                connections.push(open().await);
+                // The next one is weighed against this one, so this one must have been counted.
+                super::eventually(START, "the connection is counted", async || active().await == wanted).await;
+            }
+            let stats = self.admin.get("/stats?filter=listener.routing.worker_").await.unwrap();
+            let on_each = |thread| stats.contains(&format!("worker_{thread}.downstream_cx_active: 1\n"));
+            if (0..self.concurrency).all(on_each) {
+                return connections;
+            }
+            // An old connection whose end Envoy had not noticed was weighed too.
+            assert!(Instant::now() < deadline, "is exact_balance on?\n{stats}");
         }
-        for thread in 0..self.concurrency {
-            let name = format!("listener.routing.worker_{thread}.downstream_cx_active");
-            assert_eq!(self.stat(&name).await, 1, "{name}; is exact_balance on?");
-        }
-        connections
     }
 
     /// The plugin configuration of the routing listener as it was last given to Envoy.
@@ -222,6 +228,38 @@ impl Envoy {
         let mut layout = self.layout.clone();
         layout.lay_over_plugin(&overlay).map_err(|error| Rejected { log: error.to_string() })?;
         self.apply(layout).await
+    }
+
+    /// Runs another module in the place of the present one, and waits as [`Envoy::update_plugin`] does.
+    pub async fn update_module(&mut self, filter: &Filter) -> Result<(), Rejected> {
+        let mut layout = self.layout.clone();
+        let path = module(filter).map_err(|error| Rejected { log: error.to_string() })?;
+        layout.set_module(path.as_deref()).map_err(|error| Rejected { log: error.to_string() })?;
+        self.apply(layout).await
+    }
+
+    /// Takes the routing listener away (its streams go on for `drain_seconds`) or brings it back on another port.
+    ///
+    /// # Panics
+    /// When Envoy does not do so.
+    pub async fn offer_routing(&mut self, offered: bool) {
+        self.layout.offer_routing(offered);
+        write_resources(self.directory.path(), &self.layout).unwrap();
+        let mut address = None;
+        super::eventually(START, "Envoy takes the listeners", async || {
+            let listeners = self.admin.get_json("/listeners?format=json").await.unwrap();
+            address = listener_address(&listeners, "routing").map(loopback);
+            address.is_some() == offered && self.stat("listener_manager.total_listeners_warming").await == 0
+        })
+        .await;
+        self.address = address.unwrap_or(self.address);
+    }
+
+    /// Stops Envoy from running for `time`.
+    pub async fn suspend(&self, time: Duration) {
+        self.process.suspend();
+        tokio::time::sleep(time).await;
+        self.process.resume();
     }
 
     /// Gives the cluster `engines` other endpoints and waits until Envoy has them. What the filter is told of its
@@ -243,6 +281,7 @@ impl Envoy {
         if layout.listener_resources() == self.layout.listener_resources() {
             return Ok(());
         }
+        let changed = layout.listeners_that_differ(&self.layout) * self.concurrency;
         let logged = self.log().len();
         let updates = self.stat("listener_manager.lds.update_success").await;
         let rejected = rejections(&self.admin).await.unwrap();
@@ -254,7 +293,7 @@ impl Envoy {
             // A worker thread counts when it has the new filter chain.
             refused
                 || self.stat("listener_manager.lds.update_success").await > updates
-                    && self.stat(CREATED).await >= created + self.concurrency as u64
+                    && self.stat(CREATED).await >= created + changed as u64
                     && self.stat("listener_manager.total_listeners_warming").await == 0
         })
         .await;
@@ -280,6 +319,15 @@ impl Envoy {
 }
 
 const CREATED: &str = "listener_manager.listener_create_success";
+
+fn module(filter: &Filter) -> Result<Option<PathBuf>> {
+    match filter {
+        Filter::Built => built_wasm("filter").map(Some),
+        Filter::Crashable => built_wasm("filter_crash_for_tests").map(Some),
+        Filter::File(path) => Ok(Some(path.clone())),
+        Filter::Absent => Ok(None),
+    }
+}
 
 async fn rejections(admin: &Admin) -> Result<u64> {
     admin.stat("listener_manager.lds.update_rejected").await

@@ -46,6 +46,8 @@ pub enum Filter {
     /// The one that `make wasm` has built.
     #[default]
     Built,
+    /// The one that a request can crash, with another layout of its tables (`filter/crash`).
+    Crashable,
     /// Another one.
     File(PathBuf),
     /// None: Envoy alone, with its fallback policy.

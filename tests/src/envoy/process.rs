@@ -71,6 +71,16 @@ impl Process {
         self.kill();
     }
 
+    /// Stops it from running until [`Process::resume`].
+    pub fn suspend(&self) {
+        signal(self.pid(), libc::SIGSTOP);
+    }
+
+    /// Lets it run again.
+    pub fn resume(&self) {
+        signal(self.pid(), libc::SIGCONT);
+    }
+
     /// Ends it without asking.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
@@ -185,9 +195,9 @@ pub(super) fn envoy_binary() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The module that `make wasm` builds.
-pub(super) fn filter_wasm() -> Result<PathBuf> {
-    let path = target_directory().join("wasm32-wasip1/wasm/filter.wasm");
+/// A module that `make wasm` builds: `filter` or `filter_crash_for_tests`.
+pub(super) fn built_wasm(name: &str) -> Result<PathBuf> {
+    let path = target_directory().join("wasm32-wasip1/wasm").join(name).with_extension("wasm");
     if !path.is_file() {
         bail!("no module at {}: run `make wasm`", path.display());
     }

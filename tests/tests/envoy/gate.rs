@@ -19,6 +19,8 @@ use crate::upstream::Upstream;
 pub const HOLD: &str = "x-hold";
 /// What a held body begins with.
 pub const FIRST_PIECE: &[u8] = b"data: first\n\n";
+/// What [`Gate::pulse`] sends.
+pub const NEXT_PIECE: &[u8] = b"data: next\n\n";
 const LAST_PIECE: &[u8] = b"data: [DONE]\n\n";
 
 /// See the module. Requests without [`HOLD`] are answered at once, with the engine's address.
@@ -42,10 +44,17 @@ impl Arrival {
     }
 }
 
+/// What held answers wait for.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Stage {
+    open: bool,
+    pulses: u64,
+}
+
 struct Shared {
     name: Mutex<String>,
     arrivals: Mutex<Vec<Arrival>>,
-    open: watch::Sender<bool>,
+    stage: watch::Sender<Stage>,
 }
 
 impl Gate {
@@ -58,7 +67,7 @@ impl Gate {
 
     pub fn on(listener: TcpListener) -> Self {
         let shared =
-            Arc::new(Shared { name: Mutex::default(), arrivals: Mutex::default(), open: watch::Sender::new(false) });
+            Arc::new(Shared { name: Mutex::default(), arrivals: Mutex::default(), stage: watch::Sender::default() });
         let router = Router::new().fallback(answer).layer(DefaultBodyLimit::disable()).with_state(Arc::clone(&shared));
         let upstream = Upstream::on(listener, router);
         *shared.name.lock().unwrap_or_else(PoisonError::into_inner) = upstream.address.to_string();
@@ -81,7 +90,12 @@ impl Gate {
 
     /// Lets every held answer go, and holds none any more.
     pub fn open(&self) {
-        self.shared.open.send_replace(true);
+        self.shared.stage.send_modify(|stage| stage.open = true);
+    }
+
+    /// Sends one more piece of every held body.
+    pub fn pulse(&self) {
+        self.shared.stage.send_modify(|stage| stage.pulses += 1);
     }
 }
 
@@ -92,17 +106,23 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
     let arrival = Arrival { path: head.uri.path().to_owned(), headers: head.headers, bytes: body.len() };
     shared.arrivals.lock().unwrap_or_else(PoisonError::into_inner).push(arrival);
     let name = shared.name.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let mut open = shared.open.subscribe();
+    let mut stage = shared.stage.subscribe();
     match hold.as_slice() {
         b"head" => {
             // An error means that the engine is gone, and this connection with it.
-            let _ = open.wait_for(|open| *open).await;
+            let _ = stage.wait_for(|stage| stage.open).await;
             name.into_response()
         }
         b"body" => {
-            let rest = stream::once(async move {
-                let _ = open.wait_for(|open| *open).await;
-                Ok(Bytes::from_static(LAST_PIECE))
+            let seen = Some(stage.borrow().pulses);
+            let rest = stream::unfold((stage, seen), |(mut stage, seen)| async move {
+                let seen = seen?;
+                // An error means that the engine is gone, and this connection with it.
+                let now = stage.wait_for(|stage| stage.open || stage.pulses > seen).await.map(|stage| *stage).ok()?;
+                match now.pulses > seen {
+                    true => Some((Ok(Bytes::from_static(NEXT_PIECE)), (stage, Some(seen + 1)))),
+                    false => Some((Ok(Bytes::from_static(LAST_PIECE)), (stage, None))),
+                }
             });
             let first = stream::iter([Ok::<_, Infallible>(Bytes::from_static(FIRST_PIECE))]);
             let body = Body::from_stream(first.chain(rest));

@@ -3,6 +3,7 @@
 mod aborts;
 mod balance;
 mod changes;
+mod crashes;
 mod failing;
 mod gate;
 mod gauges;
@@ -13,6 +14,9 @@ mod reports;
 mod scope;
 mod starved;
 mod support;
+mod suspension;
+mod traffic;
 mod up;
+mod upgrades;
 mod upstream;
 mod wire;

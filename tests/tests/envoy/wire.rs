@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 use h2::client::{ResponseFuture, SendRequest};
-use h2::{Reason, SendStream};
+use h2::{Reason, RecvStream, SendStream};
 use http::{HeaderMap, Request, StatusCode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -95,6 +95,14 @@ impl Http2 {
         Self { sender, driver }
     }
 
+    /// Sends a chat request and waits for the head of the answer.
+    ///
+    /// # Errors
+    /// When the stream or the connection is cut before.
+    pub async fn send(&mut self, headers: &[(&str, &str)], body: Bytes) -> Result<Answer, h2::Error> {
+        self.start(headers).await.finish(body).await
+    }
+
     /// Sends the head of a chat request.
     pub async fn start(&mut self, headers: &[(&str, &str)]) -> Stream {
         let mut request = Request::post(format!("http://test{CHAT}")).header("content-type", "application/json");
@@ -125,6 +133,16 @@ impl Stream {
         self.body.send_data(bytes.into(), false).unwrap();
     }
 
+    /// Sends the last part of the body and waits for the head of the answer.
+    ///
+    /// # Errors
+    /// When the stream or the connection is cut before.
+    pub async fn finish(mut self, bytes: impl Into<Bytes>) -> Result<Answer, h2::Error> {
+        self.body.send_data(bytes.into(), true)?;
+        let answer = self.answer.await?;
+        Ok(Answer { status: answer.status(), headers: answer.headers().clone(), body: answer.into_body() })
+    }
+
     /// Ends the request with trailers.
     pub fn end_with_trailers(&mut self) {
         let trailers = HeaderMap::from_iter([("x-checksum".parse().unwrap(), "abc".parse().unwrap())]);
@@ -142,5 +160,30 @@ impl Stream {
     /// Resets the stream; the connection stays.
     pub fn reset(mut self) {
         self.body.send_reset(Reason::CANCEL);
+    }
+}
+
+/// The answer on an HTTP/2 stream, which is reset when this is dropped.
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    body: RecvStream,
+}
+
+impl Answer {
+    /// The next piece of the body; none if the stream is cut or at its end.
+    pub async fn piece(&mut self) -> Option<Bytes> {
+        let piece = self.body.data().await?.ok()?;
+        self.body.flow_control().release_capacity(piece.len()).ok()?;
+        Some(piece)
+    }
+
+    /// The rest of the body, or none if it is cut.
+    pub async fn rest(mut self) -> Option<Vec<u8>> {
+        let mut rest = Vec::new();
+        while let Some(piece) = self.body.data().await {
+            rest.extend_from_slice(&piece.ok()?);
+        }
+        Some(rest)
     }
 }
