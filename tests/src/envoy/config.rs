@@ -32,6 +32,12 @@ impl Layout {
         let mut clusters = bootstrap["static_resources"]["clusters"].take();
         bootstrap["static_resources"] = json!({});
         bootstrap["admin"]["address"]["socket_address"]["port_value"] = json!(options.admin_port);
+        if let Some(shape) = &options.shape {
+            merge(&mut bootstrap, shape.get("bootstrap").unwrap_or(&json!({})));
+            let mut layout = Self { bootstrap, listeners, clusters, plugin: Value::Null };
+            layout.take_shape(shape);
+            return Ok(layout);
+        }
 
         *port_of(named(&mut listeners, INGEST)?) = json!(options.ingest_port);
         let routing = named(&mut listeners, ROUTING)?;
@@ -78,6 +84,23 @@ impl Layout {
             layout.clusters = both["clusters"].take();
         }
         Ok(layout)
+    }
+
+    /// Other listeners and clusters altogether, see [`EnvoyOptions::shape`].
+    pub(super) fn take_shape(&mut self, shape: &Value) {
+        self.listeners = shape["listeners"].clone();
+        self.clusters = shape["clusters"].clone();
+    }
+
+    /// The name of the listener that takes the requests.
+    pub(super) fn routing(&self) -> &str {
+        self.listeners[0]["name"].as_str().unwrap_or(ROUTING)
+    }
+
+    /// The name of the listener that takes the reports, if there is one.
+    pub(super) fn ingest(&self) -> Option<&str> {
+        let all = self.listeners.as_array().into_iter().flatten();
+        all.map(|listener| &listener["name"]).find(|name| **name == INGEST).and_then(Value::as_str)
     }
 
     /// Merges `overlay` into the plugin configuration of the routing listener.
