@@ -186,7 +186,7 @@ pub(super) fn envoy_binary() -> Result<PathBuf> {
 }
 
 /// The module that `make wasm` builds.
-pub(super) fn filter_wasm() -> Result<PathBuf> {
+pub fn filter_wasm() -> Result<PathBuf> {
     let path = target_directory().join("wasm32-wasip1/wasm/filter.wasm");
     if !path.is_file() {
         bail!("no module at {}: run `make wasm`", path.display());
