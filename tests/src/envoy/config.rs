@@ -125,6 +125,13 @@ impl Layout {
         &self.plugin
     }
 
+    /// How many listeners another layout does not have, or not like this.
+    pub(super) fn changed_listeners(&self, other: &Self) -> usize {
+        let all = |layout: &Self| layout.listeners.as_array().cloned().unwrap_or_default();
+        let known = all(other);
+        all(self).iter().filter(|listener| !known.contains(listener)).count()
+    }
+
     /// The listeners as a discovery response.
     pub(super) fn listener_resources(&self) -> Value {
         resources(&self.listeners, "type.googleapis.com/envoy.config.listener.v3.Listener")

@@ -264,6 +264,8 @@ impl Envoy {
         if layout.listener_resources() == self.layout.listener_resources() {
             return Ok(());
         }
+        // A worker thread counts each listener for itself.
+        let changed = layout.changed_listeners(&self.layout) as u64;
         let logged = self.log().len();
         let updates = self.stat("listener_manager.lds.update_success").await;
         let rejected = rejections(&self.admin).await.unwrap();
@@ -272,10 +274,9 @@ impl Envoy {
         let mut refused = false;
         super::eventually(START, "Envoy takes or refuses the listeners", async || {
             refused = rejections(&self.admin).await.unwrap() > rejected;
-            // A worker thread counts when it has the new filter chain.
             refused
                 || self.stat("listener_manager.lds.update_success").await > updates
-                    && self.stat(CREATED).await >= created + self.concurrency as u64
+                    && self.stat(CREATED).await >= created + changed * self.concurrency as u64
                     && self.stat("listener_manager.total_listeners_warming").await == 0
         })
         .await;

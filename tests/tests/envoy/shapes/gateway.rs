@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use serde_json::{Value, json};
 
-use super::manifests::{Manifests, list};
+use super::manifests::{Manifests, list, named};
 use super::xds::{Xds, endpoints};
 
 pub const CLUSTER: &str = "httproute/inference/engines/rule/0";
@@ -91,6 +91,13 @@ pub fn emitted(manifests: &Manifests, plugin: &Value, engines: &[SocketAddr], mo
     }
 }
 
+/// How Envoy Gateway 1.4 delivers the cluster of the engines, instead of 1.5.
+pub fn make_older(xds: &mut Xds) {
+    let cluster = named(&mut xds.clusters, CLUSTER).as_object_mut().unwrap();
+    cluster.remove("load_balancing_policy").unwrap();
+    cluster.insert("common_lb_config".to_owned(), json!({ "locality_weighted_lb_config": {} }));
+}
+
 /// What the ClientTrafficPolicy adds.
 pub fn add_client_policy(manifests: &Manifests, xds: &mut Xds) {
     let policy = manifests.spec("ClientTrafficPolicy", "llm");
@@ -167,7 +174,7 @@ fn cluster(manifests: &Manifests, name: &str) -> Value {
             "max_requests": limits["maxParallelRequests"],
             "max_retries": limits["maxParallelRetries"],
         }] },
-        "common_lb_config": { "locality_weighted_lb_config": {} },
+        "common_lb_config": {},
         "connect_timeout": traffic["timeout"]["tcp"]["connectTimeout"],
         "dns_lookup_family": "V4_PREFERRED",
         "ignore_health_on_host_removal": true,

@@ -134,7 +134,6 @@ fn routes(manifests: &Manifests) -> Value {
             "@type": "type.googleapis.com/envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate",
         },
     });
-    let avoids = retries["retryIgnorePreviousHosts"] != false;
     let host = &list(&route["route"])[0]["destination"];
     let cluster = format!("outbound|{}||{}", host["port"]["number"], host["host"].as_str().unwrap());
     assert_eq!(cluster, CLUSTER);
@@ -159,7 +158,7 @@ fn routes(manifests: &Manifests) -> Value {
                         "num_retries": retries["attempts"],
                         "retry_back_off": { "base_interval": "0.05s" },
                         "host_selection_retry_max_attempts": "5",
-                        "retry_host_predicate": if avoids { json!([predicate]) } else { json!([]) },
+                        "retry_host_predicate": [predicate],
                     },
                 },
             }],

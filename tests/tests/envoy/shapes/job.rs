@@ -84,6 +84,8 @@ impl Fleet {
         // What was asked before has been counted once two ticks have set the gauges.
         self.counts_become(envoy, 0, "before the job").await;
         let before = self.settled(envoy).await;
+        let unknown = async || envoy.metrics().await.sum("smg_destination_unknown_total", &[]);
+        let unknown_before = unknown().await;
         let mut workers: BTreeMap<String, usize> = BTreeMap::new();
         for number in 0..100 {
             let mut first = None;
@@ -105,6 +107,7 @@ impl Fleet {
         let matched = |of: &BTreeMap<String, f64>| of.get("tree_match").copied().unwrap_or_default();
         let after = branches(envoy).await;
         assert_eq!(matched(&after), matched(&before) + 300.0, "{before:?} {after:?}");
+        assert_eq!(unknown().await, unknown_before);
         drop(threads);
 
         let open = [Held::start(envoy, "m", "One").await, Held::start(envoy, "m", "Another").await];

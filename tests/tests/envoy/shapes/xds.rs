@@ -78,7 +78,9 @@ impl ControlPlane {
             listener["address"]["socket_address"]["port_value"] = json!(0);
         }
         let routing = &mut shape["listeners"][0];
-        routing["address"]["socket_address"]["address"] = json!("127.0.0.1");
+        // Not the address of the ingest listener: Envoy takes two of the same with port 0 for one, and a listener that
+        // comes with an update for the other's heir.
+        routing["address"]["socket_address"]["address"] = json!("127.0.0.2");
         routing["stat_prefix"] = json!("routing");
         routing["connection_balance_config"] = json!({ "exact_balance": {} });
         shape
@@ -104,9 +106,8 @@ impl ControlPlane {
                 if let Some(sha256) = members.get_mut("sha256") {
                     *sha256 = json!(self.sha256);
                 }
-                if members.get("address").is_some_and(|address| address == MODULES) {
-                    members["address"] = json!(self.modules.address.ip());
-                    members["port_value"] = json!(self.modules.address.port());
+                if members.get("filename").is_some_and(|filename| filename == "/smg/filter.wasm") {
+                    members["filename"] = json!(self.module);
                 }
                 members.values_mut().for_each(|member| self.settle(member));
             }
