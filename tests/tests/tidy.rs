@@ -2,6 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use filter_core::config::Config;
+use serde::Deserialize;
+use serde_json::Value;
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
@@ -84,5 +88,85 @@ fn the_core_stays_pure() {
     for name in names {
         let allowed = ["memchr", "rand", "serde", "serde_json", "xxhash-rust"];
         assert!(allowed.contains(&name), "filter-core must not depend on {name}");
+    }
+}
+
+/// The resources of one file of `envoy/kubernetes`.
+fn manifests(path: &str) -> Vec<Value> {
+    let text = read(&format!("envoy/kubernetes/{path}"));
+    let documents = serde_norway::Deserializer::from_str(&text);
+    documents.map(|document| Value::deserialize(document).unwrap_or_else(|error| panic!("{path}: {error}"))).collect()
+}
+
+fn spec(path: &str, kind: &str) -> Value {
+    let mut all = manifests(path).into_iter();
+    all.find(|one| one["kind"] == kind).unwrap_or_else(|| panic!("{path}: no {kind}"))["spec"].take()
+}
+
+/// The values of a key anywhere below.
+fn values<'a>(value: &'a Value, key: &str) -> Vec<&'a Value> {
+    match value {
+        Value::Object(members) => {
+            let own = members.get(key).into_iter();
+            own.chain(members.values().flat_map(|member| values(member, key))).collect()
+        }
+        Value::Array(items) => items.iter().flat_map(|item| values(item, key)).collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+fn manifests_for_kubernetes_are_resources() {
+    for file in files(&root().join("envoy/kubernetes"), "") {
+        let path = file.strip_prefix(root().join("envoy/kubernetes")).unwrap().to_string_lossy().into_owned();
+        for one in manifests(&path) {
+            for key in ["/apiVersion", "/kind", "/metadata/name", "/metadata/namespace"] {
+                assert!(one.pointer(key).is_some_and(Value::is_string), "{path}: a resource without {key}");
+            }
+        }
+    }
+}
+
+/// That they also work is shown by the tests through Envoy, `tests/tests/envoy/shapes`.
+#[test]
+fn manifests_for_kubernetes_are_consistent() {
+    let alone: Value = serde_norway::from_str(&read("envoy/envoy.yaml")).unwrap();
+    let tags = alone["stats_config"]["stats_tags"].clone();
+    let text = |value: &Value| value.as_str().map(str::to_owned).unwrap_or_default();
+    let gateway = spec("envoy-gateway/smg.yaml", "EnvoyExtensionPolicy")["wasm"][0]["config"].clone();
+    let filter = values(&manifests("istio/smg.yaml").into(), "configuration")[0]["value"].clone();
+    let istio: Value = serde_json::from_str(&text(&filter)).unwrap();
+    let plugin = spec("istio/wasmplugin.yaml", "WasmPlugin")["pluginConfig"].clone();
+    let retries = spec("envoy-gateway/smg.yaml", "BackendTrafficPolicy")["retry"]["numRetries"].clone();
+    let attempts = spec("istio/gateway.yaml", "VirtualService")["http"][0]["retries"]["attempts"].clone();
+    for (config, retries) in [(&gateway, &retries), (&istio, &attempts), (&plugin, &attempts)] {
+        let parsed = Config::parse(config.to_string().as_bytes()).unwrap();
+        assert_eq!(parsed.workers.len(), 2);
+        assert_eq!(config["max_attempts"].as_u64(), retries.as_u64().map(|retries| retries + 1));
+    }
+
+    for (control, config) in [("envoy-gateway", &gateway), ("istio", &istio)] {
+        let (proxy, filter) = (format!("{control}/gateway.yaml"), format!("{control}/smg.yaml"));
+        let (proxy, filter) = (Value::from(manifests(&proxy)), Value::from(manifests(&filter)));
+        // Labels.
+        let found = match control {
+            "istio" => values(&filter, "stats_tags")[0].clone(),
+            _ => spec("envoy-gateway/gateway.yaml", "EnvoyProxy")["bootstrap"]["jsonPatches"][0]["value"].clone(),
+        };
+        assert_eq!(found, tags, "{control}");
+        // The sidecar polls the filter's workers and finds the listener.
+        let args: Vec<_> = values(&proxy, "args")[0].as_array().unwrap().iter().map(text).collect();
+        let polled = args.iter().filter_map(|arg| arg.strip_prefix("--worker="));
+        let routed = config["workers"].as_array().unwrap().iter().map(|worker| text(&worker["url"]));
+        assert_eq!(polled.map(str::to_owned).collect::<Vec<_>>(), routed.collect::<Vec<_>>(), "{control}");
+        let ingest = values(&filter, "socket_address");
+        let address = format!("http://{}:{}/v1/reports", text(&ingest[0]["address"]), ingest[0]["port_value"]);
+        assert!(args.contains(&format!("--push-url={address}")), "{control}: {args:?}");
+        // The cluster follows the same header as in the stand-alone configuration.
+        let policy = |value: &Value| values(value, "override_host_sources")[0].clone();
+        assert_eq!(policy(&filter), policy(&alone), "{control}");
+        // One module.
+        let hashes = values(&filter, "sha256");
+        assert!(!hashes.is_empty() && hashes.iter().all(|hash| **hash == hashes[0].clone()), "{control}: {hashes:?}");
     }
 }

@@ -34,6 +34,12 @@ impl Layout {
         let mut clusters = bootstrap["static_resources"]["clusters"].take();
         bootstrap["static_resources"] = json!({});
         bootstrap["admin"]["address"]["socket_address"]["port_value"] = json!(options.admin_port);
+        if let Some(shape) = &options.shape {
+            merge(&mut bootstrap, shape.get("bootstrap").unwrap_or(&json!({})));
+            let mut layout = Self { bootstrap, listeners, clusters, plugin: Value::Null, offered: true };
+            layout.take_shape(shape);
+            return Ok(layout);
+        }
 
         *port_of(named(&mut listeners, INGEST)?) = json!(options.ingest_port);
         let routing = named(&mut listeners, ROUTING)?;
@@ -82,6 +88,23 @@ impl Layout {
         Ok(layout)
     }
 
+    /// Other listeners and clusters altogether, see [`EnvoyOptions::shape`].
+    pub(super) fn take_shape(&mut self, shape: &Value) {
+        self.listeners = shape["listeners"].clone();
+        self.clusters = shape["clusters"].clone();
+    }
+
+    /// The name of the listener that takes the requests.
+    pub(super) fn routing(&self) -> &str {
+        self.listeners[0]["name"].as_str().unwrap_or(ROUTING)
+    }
+
+    /// The name of the listener that takes the reports, if there is one.
+    pub(super) fn ingest(&self) -> Option<&str> {
+        let all = self.listeners.as_array().into_iter().flatten();
+        all.map(|listener| &listener["name"]).find(|name| **name == INGEST).and_then(Value::as_str)
+    }
+
     /// Merges `overlay` into the plugin configuration of the routing listener.
     pub(super) fn lay_over_plugin(&mut self, overlay: &Value) -> Result<()> {
         merge(&mut self.plugin, overlay);
@@ -108,12 +131,6 @@ impl Layout {
         self.offered = offered;
     }
 
-    /// How many listeners are not as they are in `other`.
-    pub(super) fn listeners_that_differ(&self, other: &Self) -> usize {
-        let list = |layout: &Self| layout.listeners.as_array().cloned().unwrap_or_default();
-        list(self).iter().zip(list(other)).filter(|(one, other)| *one != other).count()
-    }
-
     /// Names other endpoints of the cluster `engines`.
     pub(super) fn set_engines(&mut self, addresses: impl Iterator<Item = SocketAddr>) -> Result<()> {
         set_endpoints(named(&mut self.clusters, ENGINES)?, addresses);
@@ -123,6 +140,13 @@ impl Layout {
     /// The plugin configuration of the routing listener.
     pub(super) fn plugin(&self) -> &Value {
         &self.plugin
+    }
+
+    /// How many listeners another layout does not have, or not like this.
+    pub(super) fn changed_listeners(&self, other: &Self) -> usize {
+        let all = |layout: &Self| layout.listeners.as_array().cloned().unwrap_or_default();
+        let known = all(other);
+        all(self).iter().filter(|listener| !known.contains(listener)).count()
     }
 
     /// The listeners as a discovery response.

@@ -98,11 +98,12 @@ impl Envoy {
             }
             let listeners = admin.get_json("/listeners?format=json").await?;
             let address = |name| listener_address(&listeners, name);
-            if let (Some(routing), Some(ingest)) = (address("routing"), address("ingest"))
+            let ingest = layout.ingest().map(address);
+            if let (Some(routing), None | Some(Some(_))) = (address(layout.routing()), ingest)
                 && TcpStream::connect(loopback(routing)).await.is_ok()
-                && TcpStream::connect(ingest).await.is_ok()
+                && connects(ingest.flatten()).await
             {
-                let (address, ingest) = (loopback(routing), Some(ingest));
+                let (address, ingest) = (loopback(routing), ingest.flatten());
                 return Ok(Self {
                     process,
                     admin,
@@ -277,11 +278,32 @@ impl Envoy {
         .await;
     }
 
+    /// Takes other listeners and clusters altogether, see [`EnvoyOptions::shape`], and waits until every thread serves
+    /// new connections by them.
+    ///
+    /// # Panics
+    /// When a listener that is new does not open.
+    pub async fn update_shape(&mut self, shape: &Value) -> Result<(), Rejected> {
+        let mut layout = self.layout.clone();
+        layout.take_shape(shape);
+        self.apply(layout).await?;
+        if let Some(name) = self.layout.ingest() {
+            super::eventually(START, "the ingest listener opens", async || {
+                let listeners = self.admin.get_json("/listeners?format=json").await.unwrap();
+                self.ingest = listener_address(&listeners, name);
+                connects(self.ingest).await && self.ingest.is_some()
+            })
+            .await;
+        }
+        Ok(())
+    }
+
     async fn apply(&mut self, layout: Layout) -> Result<(), Rejected> {
         if layout.listener_resources() == self.layout.listener_resources() {
             return Ok(());
         }
-        let changed = layout.listeners_that_differ(&self.layout) * self.concurrency;
+        // A worker thread counts each listener for itself.
+        let changed = layout.changed_listeners(&self.layout) as u64;
         let logged = self.log().len();
         let updates = self.stat("listener_manager.lds.update_success").await;
         let rejected = rejections(&self.admin).await.unwrap();
@@ -290,10 +312,9 @@ impl Envoy {
         let mut refused = false;
         super::eventually(START, "Envoy takes or refuses the listeners", async || {
             refused = rejections(&self.admin).await.unwrap() > rejected;
-            // A worker thread counts when it has the new filter chain.
             refused
                 || self.stat("listener_manager.lds.update_success").await > updates
-                    && self.stat(CREATED).await >= created + changed as u64
+                    && self.stat(CREATED).await >= created + changed * self.concurrency as u64
                     && self.stat("listener_manager.total_listeners_warming").await == 0
         })
         .await;
@@ -346,6 +367,14 @@ async fn pause(deadline: Instant, process: &Process) -> Result<()> {
     }
     tokio::time::sleep(Duration::from_millis(10)).await;
     Ok(())
+}
+
+/// Whether somebody listens there, or there is nobody to listen.
+async fn connects(address: Option<SocketAddr>) -> bool {
+    match address {
+        Some(address) => TcpStream::connect(address).await.is_ok(),
+        None => true,
+    }
 }
 
 fn listener_address(listeners: &Value, name: &str) -> Option<SocketAddr> {

@@ -88,6 +88,10 @@ pub struct EnvoyOptions {
     pub drain_seconds: u32,
     /// The last word on both listeners and clusters: called with `{"listeners": […], "clusters": […]}`.
     pub edit: Option<fn(&mut Value)>,
+    /// In place of the listeners and clusters of `envoy/envoy.yaml`, with everything in it (workers, plugin
+    /// configuration, module): `{"listeners": […], "clusters": […], "bootstrap": {…}}`. The first listener takes the
+    /// requests; one of the name `ingest`, if there is one, the reports. `bootstrap` is merged into the file's own.
+    pub shape: Option<Value>,
 }
 
 impl Default for EnvoyOptions {
@@ -108,6 +112,7 @@ impl Default for EnvoyOptions {
             component_log_level: None,
             drain_seconds: 60,
             edit: None,
+            shape: None,
         }
     }
 }

@@ -195,6 +195,11 @@ pub(super) fn envoy_binary() -> Result<PathBuf> {
     Ok(path)
 }
 
+/// The module that `make wasm` builds to be shipped.
+pub fn filter_wasm() -> Result<PathBuf> {
+    built_wasm("filter")
+}
+
 /// A module that `make wasm` builds: `filter` or `filter_crash_for_tests`.
 pub(super) fn built_wasm(name: &str) -> Result<PathBuf> {
     let path = target_directory().join("wasm32-wasip1/wasm").join(name).with_extension("wasm");

@@ -12,6 +12,7 @@ mod launcher;
 mod prefix;
 mod reports;
 mod scope;
+mod shapes;
 mod starved;
 mod support;
 mod suspension;
