@@ -151,6 +151,8 @@ impl Vm {
         }
         self.now_ms = host::now_nanos() / 1_000_000;
         if self.now_ms.abs_diff(self.last_tick_ms) < u64::from(TICK_MS) / 2 {
+            // Roots tick at different times: what this one has set must not wait for the first one's next tick.
+            self.flush_metrics();
             return;
         }
         self.last_tick_ms = self.now_ms;
