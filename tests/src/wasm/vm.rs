@@ -14,7 +14,7 @@ use super::module::engine;
 use super::plugin::{Plugin, RootId, VmError};
 use super::process::Process;
 use super::shared::{LogLine, Notice};
-use super::state::{Context, HostState, Root};
+use super::state::{Context, HostState, Root, Trap};
 
 /// More instructions than any honest callback needs: a module that loops for ever traps instead.
 const FUEL: u64 = 5_000_000_000;
@@ -145,12 +145,18 @@ impl Vm {
 
     /// Makes the `nth` host call from now on trap (1 is the next).
     pub fn trap_at_host_call(&self, nth: u64) {
-        self.with_state(|state| state.trap_in = Some(nth.max(1)));
+        self.with_state(|state| state.trap = Some(Trap { left: nth.max(1), at_reads: true }));
     }
 
-    /// Takes back [`trap_at_host_call`](Self::trap_at_host_call).
+    /// The same without counting reads of shared data: they leave no trace, so who dies at one leaves behind what who dies
+    /// at the next other call does.
+    pub fn trap_at_other_than_read(&self, nth: u64) {
+        self.with_state(|state| state.trap = Some(Trap { left: nth.max(1), at_reads: false }));
+    }
+
+    /// Takes back both.
     pub fn never_trap(&self) {
-        self.with_state(|state| state.trap_in = None);
+        self.with_state(|state| state.trap = None);
     }
 
     /// Everything this VM has cost since it started.

@@ -13,3 +13,5 @@ mod guest;
 mod host_data;
 mod host_phases;
 mod host_vms;
+mod tables;
+mod traps;

@@ -6,6 +6,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::ledger::Ledger;
+use super::reaper::purge;
 use super::table::Changed;
 use super::{Context, Level};
 use crate::state::load::{SLOTS_PER_BLOCK, SlotId};
@@ -134,8 +135,10 @@ impl Difference {
     }
 }
 
-/// Sets every worker's number of distinct keys to what the key counts say; nothing is under way.
+/// Sets every worker's number of distinct keys to what the key counts say; nothing is under way. Whoever was to remove
+/// the counts of the dead may have died too, so that is done first.
 fn count_keys(context: &mut Context<'_>, ledger: &Ledger) -> Result<(), StoreError> {
+    purge(ledger, context, 0..ledger.keys.table().pages())?;
     let mut distinct: HashMap<SlotId, HashSet<u64>> = HashMap::new();
     for page in 0..ledger.keys.table().pages() {
         for entry in ledger.keys.entries(context.store, page)? {

@@ -104,7 +104,7 @@ impl Reaper {
 }
 
 /// Removes the key counts of VMs that have no claim.
-fn purge(ledger: &Ledger, context: &mut Context<'_>, pages: std::ops::Range<u32>) -> Result<(), StoreError> {
+pub(super) fn purge(ledger: &Ledger, context: &mut Context<'_>, pages: std::ops::Range<u32>) -> Result<(), StoreError> {
     let mut claims = ledger.rows.claims(context.store)?;
     for page in pages {
         let left = ledger.keys.purge(context.store, page, &mut |store, vm| {
