@@ -244,7 +244,17 @@ impl Ledger {
             self.reaper = reaper;
             done?;
         }
+        self.defend(context.store)?;
         self.save(context.store);
+        Ok(())
+    }
+
+    /// A VM that was buried and has not noticed yet writes to the row that it had, which may be this VM's by now.
+    fn defend(&mut self, store: &mut dyn Store) -> Result<(), StoreError> {
+        if let Some(row) = self.row {
+            let writer = self.rows.writer(store, row)?;
+            self.changed |= writer != 0 && writer != self.incarnation;
+        }
         Ok(())
     }
 

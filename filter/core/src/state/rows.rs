@@ -133,7 +133,15 @@ impl Rows {
         Ok(Row { incarnation: read_u64(&bytes, 0), counts: counts.map(count).collect() })
     }
 
-    /// Writes row `row`. Only its owner does, so there is nothing to compare.
+    /// The incarnation that has written row `row` last; 0 if it is empty.
+    ///
+    /// # Errors
+    /// When the store cannot answer.
+    pub fn writer(&self, store: &mut dyn Store, row: u16) -> Result<u64, StoreError> {
+        Ok(store.get(&self.rows.part(u32::from(row)))?.map_or(0, |stored| read_u64(&stored.value, 0)))
+    }
+
+    /// Writes row `row`. Only its owner does (and who was its owner and has not noticed, which the owner mends).
     ///
     /// # Errors
     /// When the store cannot answer.

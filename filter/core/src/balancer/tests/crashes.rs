@@ -113,6 +113,31 @@ fn streams_that_end_before_the_buried_notices_come_right() {
     assert_eq!((living.in_flight(2), living.keys(2)), (vec![5, 0], vec![1, 0]));
 }
 
+#[test]
+fn a_row_that_one_who_was_buried_alive_has_overwritten_is_written_again() {
+    let store = MemoryStore::default();
+    let [mut frozen, mut living] = vms(&store);
+    let mut held = [frozen.send(""), frozen.send("")];
+    ticks(&mut living, RECOVERY);
+    let mut heir = Vm::new(config("passthrough", 2, ""), store.clone(), 2);
+    let _kept = [heir.send(""), living.send("")];
+    assert_eq!(heir.world.ledger.row(), Some(0), "the row of the buried");
+    // It goes on before it has noticed. From then on nobody has anything to write.
+    frozen.end(&mut held[0]);
+    for _ in 0..RECOVERY {
+        frozen.tick();
+        heir.tick();
+        living.tick();
+    }
+    assert_eq!(living.in_flight(2), [3, 0]);
+    drop(heir);
+    for _ in 0..RECOVERY {
+        frozen.tick();
+        living.tick();
+    }
+    assert_eq!(living.in_flight(2), [2, 0]);
+}
+
 /// A store that traps its VM at a call.
 #[derive(Clone)]
 struct Trapping {
