@@ -18,6 +18,9 @@ const STILL: u32 = 2;
 /// Under traffic: a difference of one sign on so many ticks in a row is mended by the least that was seen.
 const LASTING: u32 = 16;
 
+/// The number of ticks for which nothing may change before keys are counted: the sweep after a death takes two.
+const KEYS_STILL: u32 = 4;
+
 /// What the audit remembers.
 #[derive(Debug, Default)]
 pub(super) struct Audit {
@@ -40,9 +43,6 @@ struct Difference {
     /// The least of it.
     least: u32,
 }
-
-/// The number of ticks for which nothing may change before keys are counted: the sweep after a death takes two.
-const KEYS_STILL: u32 = 4;
 
 impl Audit {
     /// One tick of the audit. To be called by the leader.

@@ -26,7 +26,7 @@ pub struct Ledger {
     pub(super) rows: Rows,
     /// Names this life of the VM; a VM that finds itself buried starts another.
     pub(super) incarnation: u64,
-    row: Option<u16>,
+    pub(super) row: Option<u16>,
     image: RowImage,
     /// The image differs from the row.
     changed: bool,
@@ -342,11 +342,5 @@ impl Ledger {
         let done = reaper.patrol(self, context);
         self.reaper = reaper;
         done
-    }
-
-    /// The row of this VM, once it has one.
-    #[must_use]
-    pub fn row(&self) -> Option<u16> {
-        self.row
     }
 }

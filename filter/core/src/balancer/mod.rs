@@ -23,7 +23,6 @@ use crate::metrics::Metrics;
 use crate::policy::{self, Needs, Policy};
 use crate::state::census::Census;
 use crate::state::fleet::{FleetTable, url_hash};
-use crate::state::keys::KeyTable;
 use crate::state::load::SlotId;
 use crate::state::meta::Lease;
 use crate::state::report::Entry;
@@ -96,7 +95,6 @@ pub struct Balancer {
     reports: HashMap<u16, CachedReports>,
     tree: PrefixTree,
     turns: Turns,
-    keys: KeyTable,
     lease: Lease,
     seed: u64,
     tally: Tally,
@@ -152,7 +150,6 @@ impl Balancer {
             reports: HashMap::new(),
             tree: PrefixTree::new(&instance, config.max_tree_size),
             turns: Turns::new(&instance),
-            keys: KeyTable::new(&instance),
             lease,
             seed,
             config: Rc::new(config),

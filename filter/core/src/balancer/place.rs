@@ -186,7 +186,7 @@ impl Balancer {
             reads.push(self.load.read(context.store, block)?);
         }
         let key = match prompt.key {
-            Some(key) => Some((key, self.keys.read(context.store, key)?)),
+            Some(key) => Some((key, ledger.keys.read(context.store, key)?)),
             None => None,
         };
         let brings = |id: SlotId| key.as_ref().is_some_and(|(_, known)| known.in_flight(id) == 0);

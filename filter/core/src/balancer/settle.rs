@@ -65,7 +65,7 @@ impl Balancer {
             let (mut came, mut left) = (0, 0);
             if let Some(key) = ticket.key {
                 left = ledger.leave(context.store, key, counted);
-                let known = self.keys.read(context.store, key).ok();
+                let known = ledger.keys.read(context.store, key).ok();
                 let (tracked, keys) = known.map_or((false, 0), |known| ledger.join(context.store, known, key, id));
                 ticket.key = tracked.then_some(key);
                 came = keys;

@@ -65,12 +65,6 @@ impl Claims {
         }
         Some((u16::try_from(row).ok()?, self.claims.get_mut(row)?))
     }
-
-    /// The owner of `row`.
-    #[must_use]
-    pub fn at(&self, row: u16) -> Claim {
-        self.claims.get(usize::from(row)).copied().unwrap_or_default()
-    }
 }
 
 /// A row as read: whose it is, and what that VM has added to the load table.
@@ -214,11 +208,6 @@ impl RowImage {
         }
         self.bytes.truncate(last);
     }
-
-    /// Gives the row to another incarnation.
-    pub fn rename(&mut self, incarnation: u64) {
-        write(&mut self.bytes, 0, incarnation.to_le_bytes());
-    }
 }
 
 #[cfg(test)]
@@ -242,9 +231,8 @@ mod tests {
         image.add(id(9), -1);
         image.add(id(4), 10);
         image.remove(id(3));
-        image.rename(8);
         rows.write(&mut store, 3, &image).unwrap();
-        assert_eq!(rows.read(&mut store, 3), Ok(Row { incarnation: 8, counts: vec![(id(4), 14)] }));
+        assert_eq!(rows.read(&mut store, 3), Ok(Row { incarnation: 7, counts: vec![(id(4), 14)] }));
         assert_eq!(image.counts(), [(id(4), 14)]);
         rows.clear(&mut store, 3).unwrap();
         assert_eq!(rows.read(&mut store, 3), Ok(Row::default()));
@@ -264,8 +252,8 @@ mod tests {
         assert_eq!(rows.write_claims(&mut store, &claims), Ok(Write::Done));
         let mut seen = rows.claims(&mut store).unwrap();
         assert_eq!(
-            (seen.row_of(2), seen.row_of(4), seen.reaped, seen.at(2).beat, seen.at(3).incarnation),
-            (Some(1), None, 2, 9, 0)
+            (seen.row_of(2), seen.row_of(4), seen.reaped, seen.claims[2].beat, seen.claims.len()),
+            (Some(1), None, 2, 9, 3)
         );
         seen.claims[1] = Claim::default();
         seen.claims[2] = Claim::default();

@@ -50,29 +50,35 @@ fn an_answer_from_elsewhere_is_noticed() {
     assert_eq!(vm.in_flight(3), [0, 0, 0]);
 }
 
-/// Whether `kind` of tables loses every race during `step`, all counts come out right at the end.
-fn survives_lost_races(step: usize) {
+/// Whether the counts of a request of `key` come out right when all races for tables of `kind` are lost during `step`.
+#[track_caller]
+pub(super) fn survives_lost_races(kind: char, step: usize, key: Option<&str>) {
     let store = Faulty::default();
     let mut vm = Vm::new(config("passthrough", 2, ""), store.clone(), 0);
-    let lose = |at: usize| if at == step { store.lose('l', 1000) } else { store.heal() };
+    let lose = |at: usize| if at == step { store.lose(kind, 1000) } else { store.heal() };
+    let send = |vm: &mut Vm| match key {
+        Some(key) => vm.send_keyed(key),
+        None => vm.send(""),
+    };
     lose(0);
-    let mut ticket = vm.send("");
+    let mut ticket = send(&mut vm);
     lose(1);
     vm.answer(&mut ticket, 1, 2, 200);
     lose(2);
     vm.end(&mut ticket);
     store.heal();
     vm.tick();
-    assert!(vm.world.ledger.waiting() == 0, "step {step}");
-    assert_eq!(vm.in_flight(2), [0, 0], "step {step}");
-    let mut next = vm.send("");
-    assert_eq!(vm.in_flight(2), [1, 0], "step {step}: the counts go on from nought");
+    assert_eq!(vm.world.ledger.waiting(), 0, "{kind} {step}");
+    assert_eq!((vm.in_flight(2), vm.keys(2)), (vec![0, 0], vec![0, 0]), "{kind} {step}");
+    let mut next = send(&mut vm);
+    let keys = vec![i32::from(key.is_some()), 0];
+    assert_eq!((vm.in_flight(2), vm.keys(2)), (vec![1, 0], keys), "{kind} {step}: the counts go on from nought");
     vm.end(&mut next);
 }
 
 #[test]
 fn lost_races_are_made_up_for_on_the_next_tick() {
-    (0..3).for_each(survives_lost_races);
+    (0..3).for_each(|step| survives_lost_races('l', step, None));
 }
 
 #[test]

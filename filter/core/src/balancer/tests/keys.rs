@@ -1,6 +1,6 @@
 //! Distinct routing keys in flight per worker.
 
-use super::stores::Faulty;
+use super::counts::survives_lost_races;
 use super::{Vm, config, url};
 use crate::store::MemoryStore;
 
@@ -51,30 +51,9 @@ fn threads_share_the_keys() {
     assert_eq!(one.keys(1), [0]);
 }
 
-/// Whether the counts come out right when all races for tables of `kind` are lost during `step`.
-#[track_caller]
-fn survives_lost_races(kind: char, step: usize) {
-    let store = Faulty::default();
-    let mut vm = Vm::new(config("passthrough", 2, ""), store.clone(), 0);
-    let lose = |at: usize| if at == step { store.lose(kind, 1000) } else { store.heal() };
-    lose(0);
-    let mut ticket = vm.send_keyed("a");
-    lose(1);
-    vm.answer(&mut ticket, 1, 2, 200);
-    lose(2);
-    vm.end(&mut ticket);
-    store.heal();
-    vm.tick();
-    assert!(vm.world.ledger.waiting() == 0, "{kind} {step}");
-    assert_eq!((vm.keys(2), vm.in_flight(2)), (vec![0, 0], vec![0, 0]), "{kind} {step}");
-    let mut next = vm.send_keyed("a");
-    assert_eq!(vm.keys(2), [1, 0], "{kind} {step}: nothing of the key was left");
-    vm.end(&mut next);
-}
-
 #[test]
 fn lost_races_leave_no_key_behind() {
     for kind in ['k', 'l'] {
-        (0..3).for_each(|step| survives_lost_races(kind, step));
+        (0..3).for_each(|step| survives_lost_races(kind, step, Some("a")));
     }
 }

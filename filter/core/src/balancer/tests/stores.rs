@@ -21,6 +21,8 @@ pub(super) struct Faulty {
 struct Plan {
     calls: u64,
     failing: std::ops::Range<u64>,
+    /// The call that traps.
+    trap: Option<u64>,
     lost: BTreeMap<char, usize>,
 }
 
@@ -29,6 +31,12 @@ impl Faulty {
     pub(super) fn fail(&self, calls: std::ops::Range<u64>) {
         let mut plan = self.plan.borrow_mut();
         plan.failing = plan.calls + calls.start..plan.calls.saturating_add(calls.end);
+    }
+
+    /// The call after `calls` more unwinds, as a VM that traps never comes back from it.
+    pub(super) fn trap(&self, calls: u64) {
+        let mut plan = self.plan.borrow_mut();
+        plan.trap = Some(plan.calls + calls);
     }
 
     /// The next `times` writes to tables of `kind` (the first letter of their keys) lose their races.
@@ -40,6 +48,7 @@ impl Faulty {
     pub(super) fn heal(&self) {
         let mut plan = self.plan.borrow_mut();
         plan.failing = 0..0;
+        plan.trap = None;
         plan.lost.clear();
     }
 
@@ -52,6 +61,10 @@ impl Faulty {
         let mut plan = self.plan.borrow_mut();
         let call = plan.calls;
         plan.calls += 1;
+        if plan.trap == Some(call) {
+            drop(plan);
+            std::panic::resume_unwind(Box::new("the VM traps"));
+        }
         if plan.failing.contains(&call) { Err(StoreError(10)) } else { Ok(()) }
     }
 }
