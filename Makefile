@@ -6,7 +6,7 @@ export ENVOY
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 FILTER_WASM := $(TARGET_DIR)/wasm32-wasip1/wasm/filter.wasm
 
-.PHONY: help setup toolchain wasm bins test lint test-core test-wasm test-envoy demo simulate up check-vllm clean
+.PHONY: help setup toolchain wasm bins test lint test-core test-wasm test-envoy demo simulate chaos soak up check-vllm clean
 
 help:
 	@echo "make test        everything: format, lints, unit, Wasm and Envoy tests"
@@ -14,6 +14,8 @@ help:
 	@echo "make wasm        build $(FILTER_WASM)"
 	@echo "make demo        round_robin against cache_aware on four fake engines"
 	@echo "make simulate    the same in virtual time, RUNS=20 times over WORKLOADS=1 workloads, without Envoy"
+	@echo "make chaos       SEED=1 N=10000 requests of all fates while engines, VMs and configurations come and go"
+	@echo "make soak        whether memory stops growing: TREE=8MiB N=200000 (prompts) or KEYS=1000000 (routing keys)"
 	@echo "make up          keep Envoy, sidecar and four fake engines running, or WORKERS=\"http://ip:port …\" instead;"
 	@echo "                 also POLICY, PORT, ADMIN_PORT, CONCURRENCY, CONFIG=file.json, ENVOY_BIN, LOG_LEVEL"
 	@echo "make check-vllm  the same Envoy in front of two real vLLM engines on this CPU (downloads 3 GB at first)"
@@ -60,6 +62,19 @@ demo: setup wasm bins
 
 simulate: bins
 	$(TARGET_DIR)/debug/simulate
+
+# Not part of `make test`, which has a short version of each: minutes.
+chaos: setup wasm bins
+	@exec $(TARGET_DIR)/debug/chaos
+
+ifneq ($(strip $(TREE)$(KEYS)),)
+soak: setup wasm bins
+	@exec $(TARGET_DIR)/debug/soak-memory
+else
+# Both, with their defaults.
+soak: setup wasm bins
+	@exec $(TARGET_DIR)/debug/soak-memory
+endif
 
 # `exec`, so that a signal for make's child reaches the stack and no shell in between.
 up: setup wasm bins

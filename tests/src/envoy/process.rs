@@ -201,7 +201,7 @@ pub fn filter_wasm() -> Result<PathBuf> {
 }
 
 /// A module that `make wasm` builds: `filter` or `filter_crash_for_tests`.
-pub(super) fn built_wasm(name: &str) -> Result<PathBuf> {
+pub(crate) fn built_wasm(name: &str) -> Result<PathBuf> {
     let path = target_directory().join("wasm32-wasip1/wasm").join(name).with_extension("wasm");
     if !path.is_file() {
         bail!("no module at {}: run `make wasm`", path.display());

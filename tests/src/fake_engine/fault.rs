@@ -1,19 +1,32 @@
-//! What an engine can be told to do wrong, by `POST /control` or by a method.
+//! What an engine can be told to do wrong: by `POST /control` or by a method, or by a request for itself.
 //!
 //! ```json
 //! {"fault": {"kind": "status", "status": 503}, "count": 3, "probability": 0.5}
 //! {"loads": {"kind": "body", "body": "not json"}, "health": 500}
 //! {"clear": true}
 //! ```
+//!
+//! A request brings its own faults in [`FAULT_HEADER`], the first for the first attempt; null is none, and so is what is
+//! not there. Which attempt it is Envoy says in `x-envoy-attempt-count`, if it was told to.
+//!
+//! ```text
+//! x-fault: [{"kind": "reset"}, null, {"kind": "status", "status": 503}]
+//! ```
 
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::Response;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
+
+/// Request header with the faults of this request's attempts.
+pub const FAULT_HEADER: &str = "x-fault";
+
+/// Request header in which Envoy counts attempts, from 1.
+const ATTEMPT_HEADER: &str = "x-envoy-attempt-count";
 
 /// One order to an engine; what is absent stays as it is.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -70,6 +83,15 @@ pub enum Fault {
         /// Chunks sent before.
         after_chunks: usize,
     },
+}
+
+impl Fault {
+    /// The fault that a request asks for in its own headers; a header that cannot be read asks for none.
+    pub(crate) fn of_request(headers: &HeaderMap) -> Option<Self> {
+        let faults: Vec<Option<Self>> = serde_json::from_slice(headers.get(FAULT_HEADER)?.as_bytes()).ok()?;
+        let attempt = headers.get(ATTEMPT_HEADER).and_then(|value| value.to_str().ok()?.parse().ok());
+        faults.into_iter().nth(attempt.map_or(0, |attempt: usize| attempt.saturating_sub(1)))?
+    }
 }
 
 /// What a load route answers instead of the truth.
@@ -215,6 +237,24 @@ mod tests {
         assert_eq!(order, [Fault::Stall, Fault::Stall, failed.clone(), failed]);
         faults.apply(Control { clear: true, ..Control::default() });
         assert_eq!(faults.next(), None);
+    }
+
+    #[test]
+    fn a_request_brings_the_faults_of_its_attempts() {
+        let fault = |faults: &str, attempt: Option<&str>| {
+            let mut headers = HeaderMap::new();
+            headers.insert(FAULT_HEADER, faults.parse().unwrap());
+            if let Some(number) = attempt {
+                headers.insert(ATTEMPT_HEADER, number.parse().unwrap());
+            }
+            Fault::of_request(&headers)
+        };
+        let faults = r#"[{"kind": "reset"}, null, {"kind": "status", "status": 503}]"#;
+        assert_eq!(fault(faults, None), Some(Fault::Reset));
+        let all = ["1", "2", "3", "4"].map(|attempt| fault(faults, Some(attempt)));
+        assert_eq!(all, [Some(Fault::Reset), None, Some(Fault::Status { status: 503 }), None]);
+        assert_eq!(fault("nonsense", None), None);
+        assert_eq!(Fault::of_request(&HeaderMap::new()), None);
     }
 
     #[test]

@@ -71,8 +71,9 @@ async fn serve(
     body: Bytes,
 ) -> Response {
     let rank_header = headers.get(RANK_HEADER).and_then(|value| value.to_str().ok()?.parse().ok());
+    let own = Fault::of_request(&headers);
     let in_flight = engine.arrived(headers, body.clone());
-    let fault = engine.faults().next();
+    let fault = own.or_else(|| engine.faults().next());
     let mut cut = None;
     match fault {
         None => {}

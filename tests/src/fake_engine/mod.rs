@@ -35,7 +35,7 @@ use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 
 pub use connection::ENGINE_HEADER;
-pub use fault::{Control, Fault, Probe};
+pub use fault::{Control, FAULT_HEADER, Fault, Probe};
 pub use options::{EngineOptions, Runtime};
 pub use rank::RankLoad;
 pub use state::EngineStats;

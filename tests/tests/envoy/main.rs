@@ -3,6 +3,7 @@
 mod aborts;
 mod balance;
 mod changes;
+mod chaos;
 mod crashes;
 mod failing;
 mod gate;
