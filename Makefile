@@ -6,7 +6,7 @@ export ENVOY
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 FILTER_WASM := $(TARGET_DIR)/wasm32-wasip1/wasm/filter.wasm
 
-.PHONY: help setup toolchain wasm bins test lint test-core test-wasm test-envoy demo simulate chaos soak up check-vllm clean
+.PHONY: help setup toolchain wasm bins test lint test-core test-wasm test-envoy demo simulate bench chaos soak up check-vllm clean
 
 help:
 	@echo "make test        everything: format, lints, unit, Wasm and Envoy tests"
@@ -16,6 +16,9 @@ help:
 	@echo "make simulate    the same in virtual time, RUNS=20 times over WORKLOADS=1 workloads, without Envoy"
 	@echo "make chaos       SEED=1 N=10000 requests of all fates while engines, VMs and configurations come and go"
 	@echo "make soak        whether memory stops growing: TREE=8MiB N=200000 (prompts) or KEYS=1000000 (routing keys)"
+	@echo "make bench       what the filter costs: CPU time per request beside Envoy alone (some 10 minutes);"
+	@echo "                 PEER=smg,extproc adds SMG and an idle ext_proc picker; for short runs also ROUNDS, POLICIES,"
+	@echo "                 PROMPT_KB, MIX, WORKERS, CONCURRENCY, STREAM_CHUNKS, REQUESTS"
 	@echo "make up          keep Envoy, sidecar and four fake engines running, or WORKERS=\"http://ip:port …\" instead;"
 	@echo "                 also POLICY, PORT, ADMIN_PORT, CONCURRENCY, CONFIG=file.json, ENVOY_BIN, LOG_LEVEL"
 	@echo "make check-vllm  the same Envoy in front of two real vLLM engines on this CPU (downloads 3 GB at first)"
@@ -75,6 +78,12 @@ else
 soak: setup wasm bins
 	@exec $(TARGET_DIR)/debug/soak-memory
 endif
+
+# The picker is part of what is measured, so it is built as one would deploy it; clients and engines are not.
+bench: setup wasm bins
+	cargo build --quiet --release -p ext-proc-picker
+	@smg=; case ",$(PEER)," in *,smg,*) smg=$$(scripts/get-smg);; esac; \
+	SMG_BIN=$$smg PICKER_BIN=$(TARGET_DIR)/release/ext-proc-picker exec $(TARGET_DIR)/debug/bench
 
 # `exec`, so that a signal for make's child reaches the stack and no shell in between.
 up: setup wasm bins

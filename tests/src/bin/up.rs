@@ -1,18 +1,19 @@
 //! The whole stack in the foreground: engines, Envoy with the filter, the sidecar. Run by `make up`.
 
+use std::fs;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use std::{env, fs};
 
 use anyhow::{Context, Result, bail};
-use clap::{CommandFactory, FromArgMatches, Parser};
+use clap::Parser;
 use filter_core::config::Config;
 use serde_json::{Value, json};
 use testbed::envoy::EnvoyOptions;
 use testbed::envoy::stack::{Stack, StackOptions};
+use testbed::program::arguments;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Keeps the stack running until ctrl-c or SIGTERM; prints "ready" on a line of its own once a request is served.
@@ -59,12 +60,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    // `make up PORT=` means the default, as in any Makefile.
-    let command = Args::command().mut_args(|arg| match arg.get_env().and_then(env::var_os) {
-        Some(value) if value.is_empty() => arg.env(None),
-        _ => arg,
-    });
-    let args = Args::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit());
+    let args: Args = arguments();
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -2,6 +2,7 @@
 
 mod aborts;
 mod balance;
+mod bench;
 mod changes;
 mod chaos;
 mod crashes;
