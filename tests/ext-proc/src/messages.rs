@@ -5,15 +5,15 @@ use prost::{Message, Oneof};
 
 /// What Envoy tells of a request, piece by piece.
 #[derive(Clone, PartialEq, Message)]
-pub struct ProcessingRequest {
+pub(crate) struct ProcessingRequest {
     /// Which piece; none if it is one that was not asked for.
     #[prost(oneof = "Piece", tags = "2, 4")]
-    pub piece: Option<Piece>,
+    pub(crate) piece: Option<Piece>,
 }
 
 /// A piece of a request.
 #[derive(Clone, PartialEq, Oneof)]
-pub enum Piece {
+pub(crate) enum Piece {
     /// The headers, left unread.
     #[prost(message, tag = "2")]
     Headers(Unread),
@@ -24,27 +24,27 @@ pub enum Piece {
 
 /// A message whose fields nobody looks at.
 #[derive(Clone, PartialEq, Message)]
-pub struct Unread {}
+pub(crate) struct Unread {}
 
 /// A body, which Envoy has buffered.
 #[derive(Clone, PartialEq, Message)]
-pub struct Body {
+pub(crate) struct Body {
     /// Its bytes.
     #[prost(bytes = "bytes", tag = "1")]
-    pub bytes: Bytes,
+    pub(crate) bytes: Bytes,
 }
 
 /// What is to become of the piece.
 #[derive(Clone, PartialEq, Message)]
-pub struct ProcessingResponse {
+pub(crate) struct ProcessingResponse {
     /// The answer to the piece of the same kind.
     #[prost(oneof = "Answer", tags = "1, 3")]
-    pub answer: Option<Answer>,
+    pub(crate) answer: Option<Answer>,
 }
 
 /// The answer to a piece.
 #[derive(Clone, PartialEq, Oneof)]
-pub enum Answer {
+pub(crate) enum Answer {
     /// To the headers.
     #[prost(message, tag = "1")]
     Headers(Outer),
@@ -55,48 +55,48 @@ pub enum Answer {
 
 /// `HeadersResponse` and `BodyResponse`.
 #[derive(Clone, PartialEq, Message)]
-pub struct Outer {
+pub(crate) struct Outer {
     /// What both have in common.
     #[prost(message, tag = "1")]
-    pub common: Option<Common>,
+    pub(crate) common: Option<Common>,
 }
 
 /// `CommonResponse`, whose status is "continue" if it is not set.
 #[derive(Clone, PartialEq, Message)]
-pub struct Common {
+pub(crate) struct Common {
     /// Changes to the headers.
     #[prost(message, tag = "2")]
-    pub headers: Option<HeaderMutation>,
+    pub(crate) headers: Option<HeaderMutation>,
 }
 
 /// Changes to headers.
 #[derive(Clone, PartialEq, Message)]
-pub struct HeaderMutation {
+pub(crate) struct HeaderMutation {
     /// Headers to set.
     #[prost(message, repeated, tag = "1")]
-    pub set: Vec<HeaderOption>,
+    pub(crate) set: Vec<HeaderOption>,
 }
 
 /// One header to set.
 #[derive(Clone, PartialEq, Message)]
-pub struct HeaderOption {
+pub(crate) struct HeaderOption {
     /// The header.
     #[prost(message, tag = "1")]
-    pub header: Option<Header>,
+    pub(crate) header: Option<Header>,
     /// 2: in the place of one that is there.
     #[prost(int32, tag = "3")]
-    pub action: i32,
+    pub(crate) action: i32,
 }
 
 /// A header.
 #[derive(Clone, PartialEq, Message)]
-pub struct Header {
+pub(crate) struct Header {
     /// Its name.
     #[prost(string, tag = "1")]
-    pub name: String,
+    pub(crate) name: String,
     /// Its value.
     #[prost(bytes = "bytes", tag = "3")]
-    pub value: Bytes,
+    pub(crate) value: Bytes,
 }
 
 #[cfg(test)]
