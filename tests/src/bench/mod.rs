@@ -8,6 +8,7 @@ mod cells;
 mod clients;
 mod cpu;
 mod engines;
+mod goals;
 mod outcome;
 mod prompts;
 mod saturation;

@@ -7,17 +7,18 @@ use serde_json::{Value, json};
 
 use super::cells::{Cell, Group};
 use super::clients::Measurement;
+use super::goals::{Goal, goals};
 use super::saturation::Saturation;
 
-const BARE: &str = "envoy";
+pub(super) const BARE: &str = "envoy";
 
 /// One setup with one kind of requests.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
-    setup: String,
+    pub(super) setup: String,
     workers: usize,
     concurrency: usize,
-    cell: Cell,
+    pub(super) cell: Cell,
     /// One per round.
     measurements: Vec<Measurement>,
     failures: BTreeMap<String, usize>,
@@ -50,20 +51,25 @@ impl Row {
     }
 
     /// What `value` makes of this row's CPU time and another's, round by round.
-    fn beside(&self, other: &Self, value: impl Fn(f64, f64) -> f64) -> Spread {
+    pub(super) fn beside(&self, other: &Self, value: impl Fn(f64, f64) -> f64) -> Spread {
         let both = self.measurements.iter().zip(&other.measurements);
         Spread::of(both.map(|(own, other)| value(own.cpu_us, other.cpu_us)))
     }
 
-    fn same_cell(&self, other: &Self) -> bool {
-        (self.workers, self.concurrency, self.cell) == (other.workers, other.concurrency, other.cell)
+    /// As many workers and threads.
+    pub(super) fn same_group(&self, other: &Self) -> bool {
+        (self.workers, self.concurrency) == (other.workers, other.concurrency)
+    }
+
+    pub(super) fn same_cell(&self, other: &Self) -> bool {
+        self.same_group(other) && self.cell == other.cell
     }
 }
 
 /// Median, least and most of some values.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Spread {
-    median: f64,
+pub(super) struct Spread {
+    pub(super) median: f64,
     min: f64,
     max: f64,
 }
@@ -120,7 +126,8 @@ impl Outcome {
         });
         let rows: Vec<Value> = rows.collect();
         let saturation: Vec<Value> = self.saturation.iter().map(Saturation::json).collect();
-        json!({ "rows": rows, "saturation": saturation })
+        let goals: Vec<Value> = goals(self).iter().map(Goal::json).collect();
+        json!({ "rows": rows, "saturation": saturation, "goals": goals })
     }
 
     /// The rows for people.
@@ -128,7 +135,7 @@ impl Outcome {
         let mut text = String::new();
         let mut last: Option<&Row> = None;
         for row in &self.rows {
-            if last.is_none_or(|last| (last.workers, last.concurrency) != (row.workers, row.concurrency)) {
+            if last.is_none_or(|last| !last.same_group(row)) {
                 let _ = write!(
                     text,
                     "\n{} workers, {} threads of Envoy; CPU of the proxy per request in µs: median (least, most)\n\
@@ -164,6 +171,10 @@ impl Outcome {
                 all.conflicts_per_pick(),
                 all.requests_per_second
             );
+        }
+        text += "\n\ngoals\n";
+        for goal in goals(self) {
+            let _ = writeln!(text, "{goal}");
         }
         text
     }
@@ -210,7 +221,20 @@ mod tests {
         assert_eq!(json["rows"][0]["cpu_us"], 60.0);
         assert_eq!((&json["rows"][0]["cpu_us_min"], &json["rows"][0]["cpu_us_max"]), (&json!(50.0), &json!(100.0)));
         let table = outcome.table();
-        assert!(table.contains("random                     90 (75, 150)    1.50       +30"), "{table}");
+        let line: Vec<_> = table.lines().find(|line| line.contains("random")).unwrap().split_whitespace().collect();
+        assert_eq!(line[..6], ["random", "90", "(75,", "150)", "1.50", "+30"]);
+    }
+
+    #[test]
+    fn goals_are_said_to_be_met_or_missed() {
+        let rows =
+            vec![row("envoy", &[50.0, 100.0]), row("cache_aware", &[90.0, 140.0]), row("random", &[75.0, 125.0])];
+        let smg = row("smg", &[180.0, 280.0]);
+        let outcome = Outcome { rows: rows.into_iter().chain([smg]).collect(), saturation: Vec::new() };
+        let met = |goal: &Value| (goal["found"].as_f64().unwrap(), goal["met"] == true);
+        let goals = outcome.json()["goals"].as_array().unwrap().iter().map(met).collect::<Vec<_>>();
+        assert_eq!(goals, [(40.0, true), (25.0, false), (2.0, true)]);
+        assert!(outcome.table().contains("MISSED  random adds µs at 4 KB turn: 25.00, at most 20 wanted"));
     }
 
     #[test]
