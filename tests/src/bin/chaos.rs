@@ -5,6 +5,9 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use testbed::chaos::{ChaosSettings, run};
 
+/// Where Envoy's log of the last run is left.
+const LOG: &str = "target/chaos-envoy.log";
+
 #[derive(Parser)]
 #[command(about = "Sends requests of all fates through Envoy while engines, VMs and configurations come and go")]
 struct Arguments {
@@ -31,9 +34,15 @@ async fn main() -> ExitCode {
     match outcome {
         Ok(report) => {
             print!("{report}");
+            if let Err(error) = std::fs::write(LOG, report.log()) {
+                eprintln!("cannot write {LOG}: {error}");
+            }
             let broken = report.broken();
             for promise in &broken {
                 eprintln!("broken with seed {seed}: {promise}");
+            }
+            if !broken.is_empty() {
+                eprintln!("Envoy's log is in {LOG}");
             }
             if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }

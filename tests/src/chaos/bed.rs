@@ -263,6 +263,7 @@ impl Bed {
             samples: self.samples,
             ending,
             traffic,
+            log: self.stack.envoy().log(),
         };
         self.stack.stop();
         Ok(report)

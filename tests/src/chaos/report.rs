@@ -21,7 +21,8 @@ pub(super) struct Tally {
     refused: usize,
     left: usize,
     cut: usize,
-    vm_died: usize,
+    /// Of those hurt by the death of their VM: refused, cut before an answer had begun, cut in an answer.
+    vm_died: [usize; 3],
     engine_died: usize,
     avoidable: Vec<String>,
     strange: Vec<String>,
@@ -37,7 +38,14 @@ impl Tally {
                 (_, Some(200)) => self.answered += 1,
                 _ => self.refused += 1,
             },
-            Verdict::VmDied => self.vm_died += 1,
+            Verdict::VmDied => {
+                let kind = match (&answer.end, answer.status) {
+                    (_, Some(503)) => 0,
+                    (_, None) => 1,
+                    _ => 2,
+                };
+                self.vm_died[kind] += 1;
+            }
             Verdict::EngineDied => self.engine_died += 1,
             Verdict::Avoidable(what) => self.avoidable.push(format!("request {number}, {what}")),
             Verdict::Strange(what) => self.strange.push(format!("request {number}, {what}")),
@@ -77,9 +85,15 @@ pub struct ChaosReport {
     pub(super) samples: Vec<Sample>,
     pub(super) ending: Ending,
     pub(super) traffic: Duration,
+    pub(super) log: String,
 }
 
 impl ChaosReport {
+    /// What Envoy and the filter have logged.
+    pub fn log(&self) -> &str {
+        &self.log
+    }
+
     /// The promises that were broken, a sentence for each; none if all is well.
     pub fn broken(&self) -> Vec<String> {
         let mut broken = Vec::new();
@@ -135,11 +149,13 @@ impl Display for ChaosReport {
             "ends      {} answered, {} refused as they had to be, {} left by their clients, {} cut as they asked for",
             tally.answered, tally.refused, tally.left, tally.cut
         )?;
+        let [refused, before, within] = tally.vm_died;
         writeln!(
             f,
-            "          {} hurt by the death of their VM, {} by that of the engine that was answering",
-            tally.vm_died, tally.engine_died
+            "          {} hurt by the death of their VM: {refused} refused, {before} cut before an answer, {within} cut in one",
+            refused + before + within
         )?;
+        writeln!(f, "          {} cut by the death of the engine that was answering", tally.engine_died)?;
         writeln!(f, "          {} avoidable errors, {} unexplained", tally.avoidable.len(), tally.strange.len())?;
         let agree = self.samples.iter().filter(|sample| sample.agrees).count();
         let streams = |pick: fn(u64, u64) -> u64| self.samples.iter().map(|sample| sample.streams).reduce(pick);
