@@ -13,6 +13,8 @@ mod args;
 mod backoff;
 mod config;
 mod fetch;
+#[cfg(any(test, fuzzing))]
+pub mod hostile;
 mod outbox;
 mod poll;
 mod push;

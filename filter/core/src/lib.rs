@@ -8,6 +8,8 @@ pub mod breaker;
 pub mod config;
 pub mod exchange;
 pub mod fleet;
+#[cfg(any(test, fuzzing))]
+pub mod hostile;
 pub mod ingest;
 pub mod metrics;
 pub mod policy;

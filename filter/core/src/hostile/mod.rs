@@ -1,0 +1,103 @@
+//! For tests and fuzzers only: each function hands any bytes to one parser and checks what must hold whatever they are.
+//!
+//! Property tests call them with random bytes (`tests.rs`), the targets in `fuzz/` with bytes that a fuzzer has found.
+
+mod exchange;
+mod tables;
+mod vm;
+
+#[cfg(test)]
+mod tests;
+
+pub use exchange::exchange;
+pub use tables::{TABLES, tables};
+
+use crate::balancer::Prompt;
+use crate::config::{Config, OnInvalidConfig};
+use crate::ingest;
+use crate::report::{Load, Snapshot};
+use crate::request::{
+    Endpoint, Facts, MAX_HINT_IDS, MAX_ROUTING_KEY_BYTES, Parsed, endpoint, routing_key, routing_tokens,
+};
+
+use self::vm::Vm;
+
+/// A plugin configuration: refused with a reason, or good enough to place a request.
+pub fn config(bytes: &[u8]) {
+    let _ = OnInvalidConfig::of_invalid(bytes);
+    match Config::parse(bytes) {
+        Err(error) => assert!(!error.to_string().is_empty(), "a refusal says why"),
+        Ok(config) => {
+            let workers = config.workers.len();
+            let Some(mut vm) = Vm::new(config) else { return };
+            if let Some(ticket) = vm.place(Prompt { text: b"Once upon a time", text_bytes: 16, ..Prompt::default() }) {
+                assert!(workers > 0 && !ticket.destination().is_empty(), "a placed request goes to a worker");
+                vm.end(ticket);
+            }
+            vm.tick();
+        }
+    }
+}
+
+/// A request's body: what was read of it is never more than there is, whole or cut.
+pub fn body(bytes: &[u8]) {
+    let mut facts = Facts::default();
+    for endpoint in [Endpoint::Chat, Endpoint::Completions, Endpoint::Generate, Endpoint::OtherInference] {
+        for complete in [false, true] {
+            facts.read_body(endpoint, bytes, complete);
+            assert!(facts.text.len() as u64 <= facts.text_bytes, "a text is longer than itself");
+            assert!(facts.tokens.len() as u64 <= facts.token_count, "there are more ids than there are");
+            assert!(!complete || facts.end != Parsed::Cut, "nothing more will come");
+        }
+    }
+}
+
+/// What a request says in its head: method, path, token ids and routing key.
+pub fn headers(bytes: &[u8]) {
+    let mut parts = bytes.splitn(2, |byte| *byte == b' ');
+    let (method, path) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let _ = endpoint(method, path);
+    let _ = ingest::refuse_head(method, path, bytes.len().is_multiple_of(2));
+    let mut ids = Vec::new();
+    if routing_tokens(bytes, &mut ids) {
+        assert!((1..=MAX_HINT_IDS).contains(&ids.len()), "{} ids", ids.len());
+        let again = ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        let value = |text: &str| text.split(',').map(|id| id.trim_start_matches('0').to_owned()).collect::<Vec<_>>();
+        assert_eq!(value(&String::from_utf8_lossy(bytes)), value(&again), "the ids are those of the header");
+    }
+    if let Some(key) = routing_key(bytes) {
+        assert!((1..=MAX_ROUTING_KEY_BYTES).contains(&key.len()) && key.as_bytes() == bytes, "{key}");
+    }
+    Facts::default().hint(bytes);
+}
+
+/// A load snapshot as it is posted and as it comes off the queue: refused with a reason, or numbers to reckon with.
+pub fn report(bytes: &[u8]) {
+    let Some(mut vm) = Vm::of_three("least_load") else { return };
+    let accepted = vm.run(|context, _, _| ingest::check(context, bytes).is_ok());
+    vm.run(|context, balancer, _| ingest::take(context, balancer, bytes));
+    if let Ok(snapshot) = Snapshot::parse(bytes) {
+        assert!(accepted, "what can be read is taken");
+        let again = Snapshot::parse(&snapshot.to_bytes()).map_or_else(|_| Vec::new(), |snapshot| snapshot.workers);
+        assert_eq!(again.len(), snapshot.workers.len(), "it is written as it was read");
+        for (one, other) in again.iter().zip(&snapshot.workers) {
+            assert_eq!((&one.url, &one.address), (&other.url, &other.address), "it is written as it was read");
+            let same = one.load.zip(other.load).is_none_or(|(one, other)| is_same(&one, &other));
+            assert!(same && one.load.is_some() == other.load.is_some(), "{one:?} is not {other:?}");
+        }
+        for load in snapshot.workers.iter().filter_map(|worker| worker.load) {
+            let all = [load.queued_tokens, load.waiting, load.running, load.kv_usage, load.throughput];
+            assert!(all.iter().all(|number| number.is_finite() && *number >= 0.0), "{load:?}");
+        }
+    }
+    if let Some(ticket) = vm.place(Prompt::default()) {
+        vm.end(ticket);
+    }
+    vm.tick();
+}
+
+/// Whether the numbers are the same but for the last digits, which reading decimals may change.
+fn is_same(one: &Load, other: &Load) -> bool {
+    let numbers = |load: &Load| [load.queued_tokens, load.waiting, load.running, load.kv_usage, load.throughput];
+    numbers(one).iter().zip(numbers(other)).all(|(one, other)| (one - other).abs() <= other.abs() * 1e-12)
+}

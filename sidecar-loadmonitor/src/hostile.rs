@@ -1,0 +1,96 @@
+//! For tests and fuzzers only: an engine that answers anything. See `filter_core::hostile`.
+
+use filter_core::report::{Load, Snapshot, VERSION, WorkerReport};
+
+use crate::source::{Reading, Source};
+
+/// An engine's answer to either question. Whatever is read of it, the filter can read the snapshot that carries it: one
+/// engine's nonsense must not cost the others their reports.
+pub fn engine(bytes: &[u8]) {
+    for source in Source::ALL {
+        let Reading::Load(load) = source.read(200, bytes) else { continue };
+        let worker = WorkerReport { url: "http://10.0.0.1:1".to_owned(), address: None, load: Some(load) };
+        let snapshot = Snapshot { version: VERSION, epoch: 1, sequence: 1, interval_ms: 1000, workers: vec![worker] };
+        let read = Snapshot::parse(&snapshot.to_bytes());
+        let taken = read.ok().and_then(|snapshot| snapshot.workers.first().and_then(|worker| worker.load));
+        // Reading decimals may change the last digits.
+        let numbers = |load: Load| [load.queued_tokens, load.waiting, load.running, load.kv_usage, load.throughput];
+        let close = |(one, other): (f64, f64)| (one - other).abs() <= other.abs() * 1e-12;
+        let same = taken.is_some_and(|taken| numbers(taken).into_iter().zip(numbers(load)).all(close));
+        assert!(same, "{}: {load:?} is read as {taken:?}", source.name());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    const PIECES: &[&str] = &[
+        "{\"loads\":[",
+        "[",
+        "{",
+        "\"dp_rank\":0,",
+        "\"num_waiting_reqs\":",
+        "\"num_waiting_uncached_tokens\":",
+        "\"token_usage\":",
+        "\"gen_throughput\":",
+        "\"max_total_num_tokens\":1000",
+        ",",
+        "}",
+        "]}",
+        "1",
+        "-1",
+        "0.5",
+        "1e308",
+        "1e309",
+        "null",
+        "\n",
+        "vllm:num_requests_waiting",
+        "vllm:num_requests_running",
+        "vllm:kv_cache_usage_perc",
+        "sglang:num_queue_reqs",
+        "sglang:token_usage",
+        "sglang:gen_throughput",
+        "{engine=\"0\",model_name=\"m\"} ",
+        "{engine=\"1\"} ",
+        " ",
+        "NaN",
+        "+Inf",
+        "-Inf",
+        "{le=\"",
+        "\\\"",
+        "# TYPE ",
+        " gauge",
+    ];
+
+    proptest! {
+        #[test]
+        fn an_engine_may_answer_anything(pieces in vec(prop::sample::select(PIECES), 0..40)) {
+            super::engine(pieces.concat().as_bytes());
+        }
+
+        #[test]
+        fn ranks_with_huge_numbers_are_still_numbers(numbers in vec(-1.7e308..1.7e308_f64, 1..6)) {
+            let rank = |number: &f64| format!(
+                r#"{{"num_waiting_reqs":{number:e},"num_waiting_uncached_tokens":{number:e},"gen_throughput":{number:e},"max_total_num_tokens":9}}"#
+            );
+            let ranks: Vec<_> = numbers.iter().map(rank).collect();
+            super::engine(format!(r#"{{"loads":[{}]}}"#, ranks.join(",")).as_bytes());
+        }
+
+        #[test]
+        fn gauges_with_huge_numbers_are_still_numbers(numbers in vec(any::<f64>(), 1..6)) {
+            let line = |(engine, number): (usize, &f64)| format!(
+                "vllm:num_requests_waiting{{engine=\"{engine}\"}} {number:e}\nvllm:kv_cache_usage_perc{{engine=\"{engine}\"}} {number:e}\n"
+            );
+            let text: String = numbers.iter().enumerate().map(line).collect();
+            super::engine(text.as_bytes());
+        }
+
+        #[test]
+        fn random_bytes_are_no_reason_to_fail(bytes in vec(any::<u8>(), 0..200)) {
+            super::engine(&bytes);
+        }
+    }
+}
