@@ -65,7 +65,16 @@ impl Process {
     /// # Errors
     /// When the file cannot be read or is no valid module.
     pub fn new(path: &Path) -> Result<Self> {
-        Self::with_module(&module::load(path)?)
+        Self::sharing(path, MemoryStore::default())
+    }
+
+    /// The same over shared data that another process has too: a process lives on one thread, so VMs that shall run on
+    /// several have one each. Clock, queues and metrics are not shared.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is no valid module.
+    pub fn sharing(path: &Path, store: MemoryStore) -> Result<Self> {
+        Self::with_module(&module::load(path)?, store)
     }
 
     /// A process that runs a module given as bytes, in binary or text form.
@@ -73,10 +82,10 @@ impl Process {
     /// # Errors
     /// When it is no valid module.
     pub fn from_code(code: impl AsRef<[u8]>) -> Result<Self> {
-        Self::with_module(&module::compile(code.as_ref())?)
+        Self::with_module(&module::compile(code.as_ref())?, MemoryStore::default())
     }
 
-    fn with_module(module: &Module) -> Result<Self> {
+    fn with_module(module: &Module, store: MemoryStore) -> Result<Self> {
         let link = || -> wasmtime::Result<InstancePre<HostState>> {
             let mut linker = Linker::new(module.engine());
             imports::define(&mut linker)?;
@@ -86,7 +95,7 @@ impl Process {
         let module = link().map_err(|error| anyhow::anyhow!("{error:?}"))?;
         let inner = Inner {
             module,
-            store: MemoryStore::default(),
+            store,
             vms: RefCell::default(),
             queues: RefCell::default(),
             records: RefCell::default(),

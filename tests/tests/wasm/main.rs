@@ -13,5 +13,6 @@ mod guest;
 mod host_data;
 mod host_phases;
 mod host_vms;
+mod interleavings;
 mod tables;
 mod traps;

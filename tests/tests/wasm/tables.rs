@@ -3,7 +3,7 @@
 use filter_core::balancer::LoadTable;
 use filter_core::config::Config;
 use filter_core::state::fleet::{FleetTable, url_hash};
-use filter_core::state::load::Slot;
+use filter_core::state::load::{Slot, SlotId};
 use filter_core::state::rows::Rows;
 use filter_core::store::MemoryStore;
 
@@ -29,11 +29,21 @@ impl Tables {
     /// Each configured worker's entry, in the order of the configuration.
     pub(crate) fn slots(&self) -> Vec<Slot> {
         let mut store = self.store.clone();
-        let slots = self.fleet.read(&mut store).unwrap().slots();
         let blocks: Vec<_> =
             (0..self.load.blocks()).map(|block| self.load.read(&mut store, block).unwrap().block).collect();
-        let ids = self.config.workers.iter().map(|worker| slots[&url_hash(&worker.url)]);
+        let ids = self.ids().into_iter();
         ids.map(|id| blocks[usize::from(id.block())].slot(id.position())).collect()
+    }
+
+    /// Each configured worker's place, in the order of the configuration.
+    pub(crate) fn ids(&self) -> Vec<SlotId> {
+        let slots = self.fleet.read(&mut self.store.clone()).unwrap().slots();
+        self.config.workers.iter().map(|worker| slots[&url_hash(&worker.url)]).collect()
+    }
+
+    /// The key of the first 64 workers' entries.
+    pub(crate) fn load_key(&self) -> String {
+        self.load.load_key(0)
     }
 
     /// VMs that count as living.
