@@ -15,7 +15,9 @@ help:
 	@echo "make demo        round_robin against cache_aware on four fake engines"
 	@echo "make simulate    the same in virtual time, RUNS=20 times over WORKLOADS=1 workloads, without Envoy"
 	@echo "make chaos       SEED=1 N=10000 requests of all fates while engines, VMs and configurations come and go"
-	@echo "make soak        whether memory stops growing: TREE=8MiB N=200000 (prompts) or KEYS=1000000 (routing keys)"
+	@echo "make soak        N=1000000 SEED=1 interleavings of up to eight VMs over one store; or whether memory stops"
+	@echo "                 growing: TREE=8MiB N=200000 (prompts), KEYS=1000000 (routing keys)"
+	@echo "make fuzz        fuzz every parser; TARGET=config (a file of fuzz/targets), SECONDS=60"
 	@echo "make bench       what the filter costs: CPU time per request beside Envoy alone (some 10 minutes);"
 	@echo "                 PEER=smg,extproc adds SMG and an idle ext_proc picker; for short runs also ROUNDS, POLICIES,"
 	@echo "                 PROMPT_KB, MIX, WORKERS, CONCURRENCY, STREAM_CHUNKS, REQUESTS"
@@ -74,9 +76,9 @@ ifneq ($(strip $(TREE)$(KEYS)),)
 soak: setup wasm bins
 	@exec $(TARGET_DIR)/debug/soak-memory
 else
-# Both, with their defaults.
-soak: setup wasm bins
-	@exec $(TARGET_DIR)/debug/soak-memory
+# The Wasm tier's interleavings for half an hour instead of seconds; what fails is repeated with the SEED that it prints.
+soak: wasm
+	SEED=$(or $(SEED),1) INTERLEAVINGS=$(or $(N),1000000) cargo test $(NATIVE) --test wasm -- --nocapture any_interleaving
 endif
 
 # The picker is part of what is measured, so it is built as one would deploy it; clients and engines are not.
@@ -88,6 +90,11 @@ bench: setup wasm bins
 # `exec`, so that a signal for make's child reaches the stack and no shell in between.
 up: setup wasm bins
 	@exec $(TARGET_DIR)/debug/up
+
+# bash has a variable SECONDS of its own, which make must not take for ours.
+.PHONY: fuzz
+fuzz: toolchain
+	scripts/fuzz $(or $(TARGET),all) $(if $(filter command line,$(origin SECONDS)),$(SECONDS),60)
 
 # Not part of `make test`: downloads 3 GB at the first run.
 check-vllm: setup wasm bins

@@ -74,6 +74,8 @@ impl Envoy {
         command.args(options.component_log_level.iter().flat_map(|levels| ["--component-log-level", levels]));
         // No shared memory, hence no base id that two Envoys could fight for.
         command.arg("--disable-hot-restart");
+        // Access logs are read while Envoy runs.
+        command.args(["--file-flush-interval-msec", "500"]);
         // After an update a kept connection learns with its next answer that it shall close, instead of at random.
         command.args(["--drain-strategy", "immediate", "--drain-time-s", &options.drain_seconds.to_string()]);
         let output = output.unwrap_or_else(|| Output::File(directory.path().join("envoy.log")));

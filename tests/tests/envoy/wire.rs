@@ -105,7 +105,12 @@ impl Http2 {
 
     /// Sends the head of a chat request.
     pub async fn start(&mut self, headers: &[(&str, &str)]) -> Stream {
-        let mut request = Request::post(format!("http://test{CHAT}")).header("content-type", "application/json");
+        self.start_at(CHAT, headers).await
+    }
+
+    /// Sends the head of a POST to `path`.
+    pub async fn start_at(&mut self, path: &str, headers: &[(&str, &str)]) -> Stream {
+        let mut request = Request::post(format!("http://test{path}")).header("content-type", "application/json");
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
@@ -139,13 +144,25 @@ impl Stream {
     /// When the stream or the connection is cut before.
     pub async fn finish(mut self, bytes: impl Into<Bytes>) -> Result<Answer, h2::Error> {
         self.body.send_data(bytes.into(), true)?;
+        self.answer().await
+    }
+
+    /// Waits for the head of the answer.
+    ///
+    /// # Errors
+    /// When the stream or the connection is cut before.
+    pub async fn answer(self) -> Result<Answer, h2::Error> {
         let answer = self.answer.await?;
         Ok(Answer { status: answer.status(), headers: answer.headers().clone(), body: answer.into_body() })
     }
 
     /// Ends the request with trailers.
     pub fn end_with_trailers(&mut self) {
-        let trailers = HeaderMap::from_iter([("x-checksum".parse().unwrap(), "abc".parse().unwrap())]);
+        self.end_with(HeaderMap::from_iter([("x-checksum".parse().unwrap(), "abc".parse().unwrap())]));
+    }
+
+    /// Ends the request with these trailers.
+    pub fn end_with(&mut self, trailers: HeaderMap) {
         self.body.send_trailers(trailers).unwrap();
     }
 
