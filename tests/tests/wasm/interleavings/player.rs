@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use filter_core::store::MemoryStore;
+use filter_core::store::{MemoryStore, Store};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use testbed::wasm::{Exchange, Process, Response, RootId, Vm, filter_wasm};
+use testbed::wasm::{Access, Exchange, Process, Response, RootId, Status, Vm, filter_wasm};
 
 use super::oracle::{Due, Oracle};
 use super::turns::Turns;
@@ -15,7 +15,7 @@ use crate::fleet::{chat, first, worker_address};
 const TICK: Duration = Duration::from_millis(250);
 
 /// Requests that a VM has in flight at most.
-const MOST_HELD: usize = 3;
+const MOST_HELD: usize = 2;
 
 /// What the planner and all players have in common.
 pub(super) struct Table {
@@ -23,6 +23,8 @@ pub(super) struct Table {
     pub(super) store: MemoryStore,
     pub(super) config: String,
     pub(super) workers: usize,
+    /// The store knows no compare-and-swap: every write is done.
+    pub(super) careless: bool,
     oracle: Mutex<Oracle>,
     plan: Mutex<Plan>,
 }
@@ -47,12 +49,13 @@ pub(super) enum What {
 }
 
 impl Table {
-    pub(super) fn new(config: String, vms: usize, workers: usize, oracle: Oracle) -> Self {
+    pub(super) fn new(config: String, vms: usize, workers: usize, careless: bool, oracle: Oracle) -> Self {
         Self {
             turns: Turns::new(vms),
             store: MemoryStore::default(),
             config,
             workers,
+            careless,
             oracle: Mutex::new(oracle),
             plan: Mutex::new(Plan { seed: 0, what: What::Configure }),
         }
@@ -99,8 +102,16 @@ pub(super) fn play(table: Arc<Table>, me: usize, seed: u64) {
     let at = Arc::clone(&table);
     process.intercept(move |access, store| {
         at.turns.step(me);
-        at.oracle().look(me, access, store);
-        None
+        let access = match *access {
+            Access::Set { key, value, .. } if at.careless => Access::Set { key, value, version: None },
+            access => access,
+        };
+        at.oracle().look(me, &access, store);
+        let Access::Set { key, value, .. } = access else { return None };
+        at.careless.then(|| {
+            store.set(key, value, None).unwrap();
+            Status::Ok
+        })
     });
     let (rng, held) = (SmallRng::seed_from_u64(0), Vec::new());
     let mut player = Player { table: Arc::clone(&table), me, process, vm, root: None, held, rng };

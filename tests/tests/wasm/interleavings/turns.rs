@@ -112,7 +112,7 @@ impl Turns {
         self.hand_to(&mut state, next);
     }
 
-    /// Ends all threads.
+    /// Ends all threads, also those that are in the middle of a round.
     pub(super) fn end(&self) {
         let state = self.state();
         self.turn.store(OVER, Ordering::Release);
@@ -120,6 +120,9 @@ impl Turns {
     }
 
     fn hand_to(&self, state: &mut State, next: usize) {
+        if self.turn.load(Ordering::Acquire) == OVER {
+            return;
+        }
         self.turn.store(next, Ordering::Release);
         let thread = if next == PLANNER { Some(&state.planner) } else { state.threads[next].as_ref() };
         thread.into_iter().for_each(Thread::unpark);
