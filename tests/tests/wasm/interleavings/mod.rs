@@ -26,7 +26,9 @@ const INTERLEAVINGS: u64 = 2000;
 /// Rounds of one set of VMs; the next begins with empty tables.
 const ROUNDS: u64 = 400;
 
-/// Every VM ticks in each round of this number, so that none counts as dead.
+/// Every VM ticks in each round of this number, so that none counts as dead. Every other time nothing else happens: the
+/// leader's audit takes a request for lost that it finds half counted on three ticks in a row, which are 250 ms apart and
+/// not, as here, a few calls.
 const TICKS_EVERY: u64 = 4;
 
 fn number(name: &str, default: u64) -> u64 {
@@ -78,11 +80,18 @@ fn play_world(seed: u64, rounds: u64, careless: bool) -> Result<Seen, String> {
     round(What::Configure)?;
     table.oracle().settle(tables(&table).ids());
     for number in 0..rounds {
-        round(if number % TICKS_EVERY == 0 { What::Tick } else { What::Requests })?;
+        round(match number % (2 * TICKS_EVERY) {
+            0 => What::Settle,
+            TICKS_EVERY => What::Tick,
+            _ => What::Requests,
+        })?;
     }
     round(What::Finish)?;
-    round(What::Tick)?;
-    round(What::Finish)?;
+    // A tick can lose its races too.
+    for _ in 0..10 {
+        round(What::Settle)?;
+    }
+    assert!(table.oracle().is_settled(), "a change still waits after ten ticks");
     let counted: Vec<_> = tables(&table).slots().iter().map(|slot| slot.in_flight).collect();
     assert_eq!(counted, vec![0; workers], "something is in flight at the end");
     assert_eq!(table.oracle().counts(), counted);

@@ -1,10 +1,13 @@
 //! What a sequence of single steps would have left: every write to the load table is held against it.
 
+use std::collections::HashMap;
+
 use filter_core::state::load::{LoadBlock, SlotId};
 use filter_core::store::{MemoryStore, Store};
 use testbed::wasm::Access;
 
-/// A VM that has lost so many races in a row changes its worker's count by what it has decided on before.
+/// A VM that has lost so many races in a row gives up: a pick stays what it was and is written as a mere change, a change
+/// waits for the next tick.
 const TRIES: u32 = 16;
 
 /// What a VM is allowed to change now, once.
@@ -32,6 +35,8 @@ struct Vm {
     due: Vec<Due>,
     picked: Option<usize>,
     conflicts: u32,
+    /// What waits for a tick, by worker.
+    owed: HashMap<usize, i64>,
 }
 
 /// How much the schedules have made happen.
@@ -45,7 +50,7 @@ pub(super) struct Seen {
     pub(super) conflicts: u64,
     /// Calls into shared data.
     pub(super) calls: u64,
-    /// Operations that lost so often that they fell back to a mere change.
+    /// Changes that lost all their races.
     pub(super) worn_out: u64,
 }
 
@@ -78,14 +83,35 @@ impl Oracle {
 
     /// VM `vm` begins something that must make these changes and no others.
     pub(super) fn begin(&mut self, vm: usize, due: &[Due]) {
-        self.vms[vm] = Vm { due: due.to_vec(), picked: None, conflicts: 0 };
+        let owed = std::mem::take(&mut self.vms[vm].owed);
+        self.vms[vm] = Vm { due: due.to_vec(), picked: None, conflicts: 0, owed };
     }
 
-    /// VM `vm` has done it; the worker that it has picked.
-    pub(super) fn end(&mut self, vm: usize) -> Option<usize> {
-        let vm = &self.vms[vm];
-        assert!(vm.due.is_empty(), "these changes were not made: {:?}", vm.due);
-        vm.picked
+    /// VM `vm` has done it, and has named `worker` if that was to pick one.
+    pub(super) fn end(&mut self, number: usize, worker: Option<usize>) {
+        let vm = &mut self.vms[number];
+        for due in std::mem::take(&mut vm.due) {
+            let (worker, by) = match due {
+                Due::Pick => (worker.unwrap(), 1),
+                Due::Change(worker, by) => (worker, by),
+            };
+            // What takes back something that waits is never written, nor is that.
+            let opposed = vm.owed.get(&worker).is_some_and(|owed| owed.signum() != by.signum());
+            assert!(opposed || vm.conflicts >= TRIES, "VM {number} has not made this change: {due:?}");
+            self.seen.worn_out += u64::from(!opposed);
+            let owed = vm.owed.entry(worker).or_default();
+            *owed += by;
+            if *owed == 0 {
+                vm.owed.remove(&worker);
+            }
+        }
+        let named = vm.picked.is_none() || vm.picked == worker;
+        assert!(named, "VM {number} counts {:?} and names {worker:?}", vm.picked);
+    }
+
+    /// Whether nothing waits for a tick.
+    pub(super) fn is_settled(&self) -> bool {
+        self.vms.iter().all(|vm| vm.owed.is_empty())
     }
 
     /// VM `vm` is about to do this, and nobody else comes between.
@@ -120,6 +146,10 @@ impl Oracle {
         let named = vm.due.iter().position(|due| *due == Due::Change(worker, by));
         let pick = vm.due.iter().position(|due| by == 1 && *due == Due::Pick);
         let Some(at) = named.or(pick) else {
+            if vm.owed.get(&worker) == Some(&by) {
+                vm.owed.remove(&worker);
+                return;
+            }
             panic!("VM {number} adds {by} at worker {worker}, but {:?} is due; in flight: {:?}", vm.due, self.counts)
         };
         if vm.due.remove(at) != Due::Pick {

@@ -46,6 +46,8 @@ pub(super) enum What {
     Tick,
     /// Everything in flight ends.
     Finish,
+    /// A tick and nothing else.
+    Settle,
 }
 
 impl Table {
@@ -133,13 +135,18 @@ impl Player {
                 if self.rng.random() {
                     self.requests();
                 }
-                self.process.advance(TICK);
-                self.table.oracle().begin(self.me, &[]);
-                self.vm.tick(self.root.unwrap()).unwrap();
+                self.tick();
                 self.requests();
             }
+            What::Settle => self.tick(),
             What::Finish => (0..self.held.len()).for_each(|_| self.finish()),
         }
+    }
+
+    fn tick(&mut self) {
+        self.process.advance(TICK);
+        self.table.oracle().begin(self.me, &[]);
+        self.vm.tick(self.root.unwrap()).unwrap();
     }
 
     fn requests(&mut self) {
@@ -164,8 +171,9 @@ impl Player {
         };
         self.table.oracle().begin(self.me, &[Due::Pick]);
         let exchange = self.vm.send(self.root.unwrap(), chat(&text)).unwrap();
-        let picked = self.table.oracle().end(self.me).unwrap();
-        assert_eq!(first(&exchange), worker_address(picked), "the host that is named is not the one that is counted");
+        let named = first(&exchange);
+        let picked = (0..self.table.workers).find(|worker| worker_address(*worker) == named).unwrap();
+        self.table.oracle().end(self.me, Some(picked));
         self.held.push(Held { exchange, worker: picked, answered: false });
     }
 
@@ -181,7 +189,7 @@ impl Player {
         self.table.oracle().begin(self.me, due);
         let attempts = if worker == held.worker { 1 } else { 2 };
         held.exchange.respond(Response::from_engine(200, &worker_address(worker)).attempts(attempts)).unwrap();
-        self.table.oracle().end(self.me);
+        self.table.oracle().end(self.me, None);
         (held.worker, held.answered) = (worker, true);
     }
 
@@ -189,6 +197,6 @@ impl Player {
         let held = self.held.remove(self.rng.random_range(0..self.held.len()));
         self.table.oracle().begin(self.me, &[Due::Change(held.worker, -1)]);
         if self.rng.random() { held.exchange.finish() } else { held.exchange.abort() }.unwrap();
-        self.table.oracle().end(self.me);
+        self.table.oracle().end(self.me, None);
     }
 }
