@@ -38,6 +38,14 @@ fn a_request_keeps_its_budget_of_host_calls_for_any_number_of_workers() {
 }
 
 #[test]
+fn a_good_answer_costs_one_property() {
+    let (cold, turn) = costs(2, 4 << 10);
+    for counters in [cold, turn] {
+        assert_eq!(counters.host_calls.get("proxy_get_property"), Some(&1), "{:?}", counters.host_calls);
+    }
+}
+
+#[test]
 fn a_routing_key_costs_two_reads_and_two_writes() {
     let fleet = Fleet::new(2, 2, json!({}));
     let request = |keyed: bool| {

@@ -15,7 +15,7 @@ const WINDOW: usize = 32;
 /// What is equally good is ordered by chance: in any fixed order the requests of a dead worker would all fall on the
 /// same other one.
 pub(super) fn workers(
-    candidates: &[Candidate],
+    candidates: &[Candidate<'_>],
     pick: usize,
     most: usize,
     needs: Needs,
@@ -54,7 +54,7 @@ mod tests {
     use rand::SeedableRng;
 
     fn list(loads: &[u32], pick: usize, most: usize, needs: Needs) -> Vec<u16> {
-        let candidates: Vec<Candidate> = (0..).zip(loads).map(|(number, load)| candidate(number, *load)).collect();
+        let candidates: Vec<Candidate<'_>> = (0..).zip(loads).map(|(number, load)| candidate(number, *load)).collect();
         let mut rng = rand::rngs::SmallRng::seed_from_u64(u64::from(loads.iter().sum::<u32>()) + most as u64);
         workers(&candidates, pick, most, needs, &ScoreParams::default(), &mut rng)
     }
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn the_requests_of_a_dead_worker_spread_over_all_others() {
-        let candidates: Vec<Candidate> = (0..5).map(|number| candidate(number, 0)).collect();
+        let candidates: Vec<Candidate<'_>> = (0..5).map(|number| candidate(number, 0)).collect();
         let mut rng = rand::rngs::SmallRng::seed_from_u64(1);
         for needs in [Needs::default(), Needs { score: true, ..Needs::default() }] {
             let mut seconds = [0; 5];

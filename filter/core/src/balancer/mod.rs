@@ -92,7 +92,7 @@ pub struct Balancer {
     fleet_table: FleetTable,
     fleet_version: Option<u32>,
     load: LoadTable,
-    reports: HashMap<u16, CachedReports>,
+    reports: HashMap<u16, Rc<CachedReports>>,
     tree: PrefixTree,
     turns: Turns,
     lease: Lease,
@@ -114,7 +114,7 @@ pub struct Balancer {
 }
 
 /// The cold reports of one block, as of the version named in the hot block.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct CachedReports {
     version: u32,
     entries: Vec<Entry>,

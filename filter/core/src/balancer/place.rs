@@ -90,9 +90,13 @@ impl Ticket {
 
 /// How a placement came about.
 struct Placement {
-    candidates: Vec<Candidate>,
     pick: Pick,
-    counted: Option<SlotId>,
+    /// The picked worker, as a position in the fleet.
+    worker: u16,
+    id: SlotId,
+    /// Its requests in flight before this one.
+    in_flight: u32,
+    list: Vec<u16>,
     key: Option<u64>,
     healthy: bool,
     found: Found,
@@ -130,25 +134,15 @@ impl Balancer {
             Err(error) => return Ok(self.place_blindly(context, &fleet, pool, error)),
         };
         ledger.save(context.store);
-        let (needs, most) = (self.needs(policy), self.max_attempts());
-        let list = super::list::workers(
-            &placement.candidates,
-            placement.pick.index,
-            most,
-            needs,
-            &self.config.score,
-            context.rng,
-        );
-        if let Some(worker) = placement.candidates.get(placement.pick.index) {
-            self.record(context, &fleet, prompt, &placement, worker.worker);
-            if !nodes.is_empty() {
-                // Best effort: a lost race or a failing store costs a hint, never the request.
-                let label = Label::new(fleet.model_label(prompt.model), !prompt.tokens.is_empty());
-                let evicted = self.tree.insert(context.store, &nodes, label, worker.id, placement.found);
-                self.tally.evicted(evicted.unwrap_or(0));
-            }
+        self.record(context, &fleet, prompt, &placement);
+        let Placement { id, list, key, healthy, found, .. } = placement;
+        if !nodes.is_empty() {
+            // Best effort: a lost race or a failing store costs a hint, never the request.
+            let label = Label::new(fleet.model_label(prompt.model), !prompt.tokens.is_empty());
+            let evicted = self.tree.insert(context.store, &nodes, label, id, found);
+            self.tally.evicted(evicted.unwrap_or(0));
         }
-        Ok(Ticket { fleet, list, counted: placement.counted, key: placement.key, healthy: placement.healthy })
+        Ok(Ticket { fleet, list, counted: Some(id), key, healthy })
     }
 
     /// The nodes of the prompt in the tree of its model.
@@ -190,13 +184,13 @@ impl Balancer {
             None => None,
         };
         let brings = |id: SlotId| key.as_ref().is_some_and(|(_, known)| known.in_flight(id) == 0);
+        let needs = self.needs(self.policy_for(prompt));
         let mut turn = None;
         let mut searched_again = false;
         let token_ids = (prompt.token_count > 0).then(|| u32::try_from(prompt.token_count).unwrap_or(u32::MAX));
         for attempt in 1.. {
-            self.fetch_reports(context, &reads)?;
-            let last_load = self.needs(self.policy_for(prompt)).last_load;
-            let candidates = self.candidates(context, fleet, pool, &reads, last_load);
+            let reports = self.fetch_reports(context, &reads)?;
+            let candidates = self.candidates(context, pool, &reads, &reports, needs.last_load);
             if candidates.is_empty() {
                 return Ok(Err(Refusal::NoAvailableWorkers));
             }
@@ -215,14 +209,14 @@ impl Balancer {
             let Some(policy) = self.policy(self.policy_for(prompt)) else {
                 return Ok(Err(Refusal::NoAvailableWorkers));
             };
-            if policy.needs().turn && turn.is_none() {
+            if needs.turn && turn.is_none() {
                 turn = Some(self.turns.take(context.store, set_hash(&candidates))?);
             }
             let view =
                 View { candidates: &candidates, prefix: &found.matched, token_ids, turn: turn.unwrap_or_default() };
             let Some(pick) = policy.pick(&view, context.rng) else { return Ok(Err(Refusal::NoAvailableWorkers)) };
             let Some(winner) = candidates.get(pick.index) else { return Ok(Err(Refusal::NoAvailableWorkers)) };
-            let id = winner.id;
+            let (worker, id, in_flight) = (winner.worker, winner.id, winner.in_flight);
             let Some(read) = reads.iter_mut().find(|read| read.number == id.block()) else {
                 return Ok(Err(Refusal::NoAvailableWorkers));
             };
@@ -231,35 +225,35 @@ impl Balancer {
             self.credit(&mut slot, &pick, brings(id), context.now_secs());
             read.block.set_slot(id.position(), slot);
             let healthy = slot.breaker == BreakerState::Closed && slot.failures == 0;
-            if self.load.write(context.store, read)? == Write::Done {
+            let written = self.load.write(context.store, read)?;
+            if written == Write::Conflict && attempt < TRIES {
+                *read = self.load.read(context.store, id.block())?;
+                continue;
+            }
+            let most = self.max_attempts();
+            let list = super::list::workers(&candidates, pick.index, most, needs, &self.config.score, context.rng);
+            if written == Write::Done {
                 if before.breaker != slot.breaker {
-                    let url =
-                        fleet.by_slot(id).and_then(|worker| fleet.worker(worker)).map_or("", |worker| &worker.url);
+                    let url = fleet.worker(worker).map_or("", |worker| &worker.url);
                     super::settle::log_transition(context, url, before.breaker, slot.breaker);
                 }
                 ledger.note(id, 1);
-                let brought = brings(id);
-                let key = key.and_then(|(key, known)| track(context, ledger, known, key, id, brought));
-                return Ok(Ok(Placement { candidates, pick, counted: Some(id), key, healthy, found }));
-            }
-            if attempt >= TRIES {
+            } else {
                 // Lost every race: keep the pick and apply what it costs as a mere change.
                 let now_secs = context.now_secs();
                 let applied = self.load.change(context.store, id, |slot| {
                     self.credit(slot, &pick, brings(id), now_secs);
                     true
                 })?;
-                let brought = brings(id);
                 if applied == Changed::Lost {
-                    let delta = Delta { in_flight: 1, keys: i32::from(brought) };
-                    ledger.count(context.store, id, delta);
+                    ledger.count(context.store, id, Delta { in_flight: 1, keys: i32::from(brings(id)) });
                 } else {
                     ledger.note(id, 1);
                 }
-                let key = key.and_then(|(key, known)| track(context, ledger, known, key, id, brought));
-                return Ok(Ok(Placement { candidates, pick, counted: Some(id), key, healthy, found }));
             }
-            *read = self.load.read(context.store, id.block())?;
+            let brought = brings(id);
+            let key = key.and_then(|(key, known)| track(context, ledger, known, key, id, brought));
+            return Ok(Ok(Placement { pick, worker, id, in_flight, list, key, healthy, found }));
         }
         Ok(Err(Refusal::NoAvailableWorkers))
     }
@@ -280,58 +274,63 @@ impl Balancer {
         if prompt.any_worker { PolicyName::LeastLoad } else { named }
     }
 
-    /// Brings the cached reports of the blocks in `reads` up to the version that the blocks name.
-    fn fetch_reports(&mut self, context: &mut Context<'_>, reads: &[Read]) -> Result<(), StoreError> {
+    /// The reports of the blocks in `reads`, in their order and of the versions that the blocks name.
+    fn fetch_reports(
+        &mut self,
+        context: &mut Context<'_>,
+        reads: &[Read],
+    ) -> Result<Vec<Rc<CachedReports>>, StoreError> {
+        let mut reports = Vec::with_capacity(reads.len());
         for read in reads {
             let version = read.block.report_version();
+            let cached = self.reports.entry(read.number).or_default();
             // A block that nobody has reported to has version 0 and nothing to fetch.
-            if version == 0 || self.reports.get(&read.number).is_some_and(|cached| cached.version == version) {
-                continue;
+            if cached.version != version {
+                let stored = context.store.get(&self.load.report_key(read.number))?;
+                let block = ReportBlock::new(stored.map(|stored| stored.value).unwrap_or_default());
+                let entries = (0..SLOTS_PER_BLOCK).map(|position| block.entry(position)).collect();
+                *cached = Rc::new(CachedReports { version, entries });
             }
-            let stored = context.store.get(&self.load.report_key(read.number))?;
-            let block = ReportBlock::new(stored.map(|stored| stored.value).unwrap_or_default());
-            let entries = (0..SLOTS_PER_BLOCK).map(|position| block.entry(position)).collect();
-            self.reports.insert(read.number, CachedReports { version, entries });
+            reports.push(Rc::clone(cached));
         }
-        Ok(())
+        Ok(reports)
     }
 
     /// The workers of `pool` that may be chosen now. `last_load`: see [`crate::policy::Needs`].
-    fn candidates(
+    fn candidates<'a>(
         &self,
         context: &Context<'_>,
-        fleet: &Fleet,
         pool: &Pool,
         reads: &[Read],
+        reports: &'a [Rc<CachedReports>],
         last_load: bool,
-    ) -> Vec<Candidate> {
+    ) -> Vec<Candidate<'a>> {
         let now_secs = context.now_secs();
         let mut candidates = Vec::with_capacity(pool.workers.len());
         // Neighbours mostly share a block: what belongs to it is looked up once for a run of them.
         let mut run: Option<(&Read, &[Entry])> = None;
-        for &number in &pool.workers {
-            let Some(id) = fleet.worker(number).map(|worker| worker.id) else { continue };
+        for (&worker, &id) in pool.workers.iter().zip(&pool.ids) {
             if run.is_none_or(|(read, _)| read.number != id.block()) {
-                let reports = self.reports.get(&id.block()).map_or(&[][..], |cached| &cached.entries);
-                run = reads.iter().find(|read| read.number == id.block()).map(|read| (read, reports));
+                let mut blocks = reads.iter().zip(reports);
+                run = blocks.find(|(read, _)| read.number == id.block()).map(|(read, told)| (read, &*told.entries));
             }
-            let Some((read, reports)) = run else { continue };
-            let slot = read.block.slot(id.position());
-            let available = slot.generation == id.generation
-                && slot.status.is_selectable()
-                && !slot.vetoed
-                && breaker::lets_through(&self.config.breaker, &slot, now_secs);
+            let Some((read, entries)) = run else { continue };
+            let Some(slot) = read.block.view(id.position()) else { continue };
+            let available = slot.generation() == id.generation
+                && slot.is_selectable()
+                && (slot.breaker() == BreakerState::Closed
+                    || breaker::lets_through(&self.config.breaker, &slot.decode(), now_secs));
             if !available {
                 continue;
             }
-            let entry = reports.get(id.position());
+            let entry = entries.get(id.position());
             let counts = |entry: &&Entry| entry.generation == id.generation && (last_load || !entry.silent);
             candidates.push(Candidate {
-                worker: number,
+                worker,
                 id,
-                in_flight: slot.in_flight,
-                tally_tokens: slot.tally_tokens,
-                tally_requests: slot.tally_requests,
+                in_flight: slot.in_flight(),
+                tally_tokens: slot.tally_tokens(),
+                tally_requests: slot.tally_requests(),
                 report: entry.filter(counts).and_then(|entry| entry.load_at(context.now_ms)),
             });
         }
@@ -352,14 +351,7 @@ impl Balancer {
     }
 
     /// Metrics and log of a placement.
-    fn record(
-        &mut self,
-        context: &mut Context<'_>,
-        fleet: &Fleet,
-        prompt: Prompt<'_>,
-        placement: &Placement,
-        worker: u16,
-    ) {
+    fn record(&mut self, context: &mut Context<'_>, fleet: &Fleet, prompt: Prompt<'_>, placement: &Placement) {
         let policy = self.policy_for(prompt).as_str();
         let model = fleet.model_label(prompt.model);
         self.tally.selected(model, policy);
@@ -370,7 +362,7 @@ impl Balancer {
         if !context.log.wants(Level::Debug) {
             return;
         }
-        let url = fleet.worker(worker).map_or("", |worker| worker.url.as_str());
+        let url = fleet.worker(placement.worker).map_or("", |worker| worker.url.as_str());
         if let Some(branch) = pick.branch {
             let line = format!(
                 "Cache-aware selection index=\"tree\" branch={} worker={url} model_id={model} matched_ratio={:.4} threshold={}",
@@ -381,7 +373,7 @@ impl Balancer {
             context.log.line(Level::Debug, &line);
         }
         if let Some(score) = pick.score {
-            let in_flight = placement.candidates.get(pick.index).map_or(0, |candidate| candidate.in_flight);
+            let in_flight = placement.in_flight;
             let line = format!("{policy} selected {url} (score {score:.4}, in_flight {in_flight})");
             context.log.line(Level::Debug, &line);
         }
@@ -407,7 +399,7 @@ fn track(
 }
 
 /// What names a candidate set: its ordered members, each with the generation of its registration.
-fn set_hash(candidates: &[Candidate]) -> u64 {
+fn set_hash(candidates: &[Candidate<'_>]) -> u64 {
     let mut bytes = Vec::with_capacity(candidates.len() * 4);
     for candidate in candidates {
         bytes.extend_from_slice(&candidate.id.slot.to_le_bytes());

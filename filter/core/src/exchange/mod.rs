@@ -241,11 +241,14 @@ impl Exchange {
     pub fn on_response_headers(&mut self, scene: &mut Scene<'_, '_>) -> ResponseStep {
         self.phase = Phase::Done;
         let Some(ticket) = &mut self.ticket else { return ResponseStep::default() };
-        let attempts = scene.http.property(&["upstream", "request_attempt_count"]);
-        let attempts = attempts.and_then(|raw| raw.first_chunk::<8>().map(|raw| u64::from_le_bytes(*raw)));
         let address = scene.http.property(&["upstream", "address"]).and_then(|raw| String::from_utf8(raw).ok());
         let status = scene.http.response_header(":status").and_then(|raw| parse_status(&raw)).unwrap_or(0);
-        let (outcome, from_upstream) = judge(scene.http, status);
+        let (outcome, from_upstream) = judge(scene.http, status, address.is_some());
+        // A property costs about three times what a header does, so this one is read where it decides something. When the
+        // pick itself answers well, Envoy can only have asked others if it went round the whole list, and each of those
+        // is found out by the requests that are sent to it first.
+        let pick_answered = address.is_some() && address.as_deref() == ticket.worker().map(|worker| &*worker.address);
+        let attempts = if pick_answered && outcome == Some(Outcome::Success) { Some(1) } else { attempts(scene.http) };
         let answered = Answered { attempts, address: address.as_deref(), status, outcome };
         let worker = scene.balancer.answered(scene.context, ticket, answered, scene.ledger);
         let worker = worker.filter(|_| from_upstream).and_then(|worker| ticket.fleet().worker(worker));
@@ -359,14 +362,26 @@ fn route_policy(scene: &mut Scene<'_, '_>) -> Option<PolicyName> {
 }
 
 /// What a status says of the worker that Envoy names as the last one tried, and whether that worker gave it.
-/// Envoy's own answers are told apart by their details, whatever the status: to a gRPC client it says 200.
-fn judge(http: &mut dyn Http, status: u16) -> (Option<Outcome>, bool) {
+///
+/// Envoy's own answers are told apart by their details, whatever the status. The details need not be asked for where a
+/// host was tried and the status is a success: only to a gRPC client does Envoy call its own errors so, and then with a
+/// `grpc-status` beside it.
+fn judge(http: &mut dyn Http, status: u16, tried: bool) -> (Option<Outcome>, bool) {
+    if tried && (200..300).contains(&status) && http.response_header("grpc-status").is_none() {
+        return (Some(Outcome::Success), true);
+    }
     let details = http.property(&["response", "code_details"]).unwrap_or_default();
     match details.as_slice() {
         b"via_upstream" | b"" => (Some(Outcome::of_status(status)), true),
         details if is_workers_fault(details, status) => (Some(Outcome::Failure), false),
         _ => (None, false),
     }
+}
+
+/// The attempts that Envoy has made, if it says.
+fn attempts(http: &mut dyn Http) -> Option<u64> {
+    let raw = http.property(&["upstream", "request_attempt_count"])?;
+    raw.first_chunk::<8>().map(|raw| u64::from_le_bytes(*raw))
 }
 
 /// Whether Envoy's own answer with these details tells of a worker that was not reached, broke off or took too long.

@@ -38,6 +38,8 @@ impl Worker {
 pub struct Pool {
     /// Positions in [`Fleet::workers`].
     pub workers: Vec<u16>,
+    /// Their slots, in the same order: what every pick goes through.
+    pub ids: Vec<SlotId>,
     /// The load blocks they span.
     pub blocks: Vec<u16>,
 }
@@ -109,7 +111,9 @@ impl Fleet {
     fn pool_where(&self, matches: impl Fn(&Worker) -> bool) -> Pool {
         let mut pool = Pool::default();
         for (index, worker) in self.workers.iter().enumerate().filter(|(_, worker)| matches(worker)) {
-            pool.workers.extend(u16::try_from(index));
+            let Ok(index) = u16::try_from(index) else { break };
+            pool.workers.push(index);
+            pool.ids.push(worker.id);
             if !pool.blocks.contains(&worker.id.block()) {
                 pool.blocks.push(worker.id.block());
             }

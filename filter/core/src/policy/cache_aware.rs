@@ -34,7 +34,7 @@ impl CacheAware {
     }
 
     /// Whether KV memory is so full somewhere, or so unevenly full, that prefixes must not decide.
-    fn is_under_kv_pressure(&self, candidates: &[Candidate]) -> bool {
+    fn is_under_kv_pressure(&self, candidates: &[Candidate<'_>]) -> bool {
         let (balance, overload) = (self.config.balance_token_usage, self.config.overload_token_usage);
         if balance >= 1.0 && overload >= 1.0 {
             return false;
@@ -59,7 +59,7 @@ impl CacheAware {
         overlap::group(self.config.selection_temperature, &set, &scores, rng)
     }
 
-    fn set(candidates: &[Candidate], keep: impl Fn(&Candidate) -> bool) -> Vec<usize> {
+    fn set(candidates: &[Candidate<'_>], keep: impl Fn(&Candidate<'_>) -> bool) -> Vec<usize> {
         candidates.iter().enumerate().filter(|(_, candidate)| keep(candidate)).map(|(index, _)| index).collect()
     }
 }
@@ -111,7 +111,8 @@ mod tests {
     /// The set of workers that can win, and the branch, with holders `holders` of `matched` of 100 units.
     #[track_caller]
     fn check(in_flight: &[u32], holders: &[u16], matched: u64, winners: &[usize], branch: Branch) {
-        let candidates: Vec<Candidate> = (0..).zip(in_flight).map(|(number, load)| candidate(number, *load)).collect();
+        let candidates: Vec<Candidate<'_>> =
+            (0..).zip(in_flight).map(|(number, load)| candidate(number, *load)).collect();
         let holders = holders.iter().map(|slot| candidate(*slot, 0).id).collect();
         let prefix = Match { matched, total: 100, holders };
         let policy = CacheAware::new(&config::CacheAware::default());
@@ -157,7 +158,7 @@ mod tests {
             let reporting = (0..)
                 .zip(&usages)
                 .map(|(number, usage)| Candidate { report: load(0.0, 0.0, *usage, 0.0), ..candidate(number, 0) });
-            let candidates: Vec<Candidate> = reporting.chain([candidate(9, 0)]).collect();
+            let candidates: Vec<Candidate<'_>> = reporting.chain([candidate(9, 0)]).collect();
             let config = config::CacheAware {
                 balance_token_usage: balance,
                 overload_token_usage: overload,

@@ -20,7 +20,7 @@ impl LeastLoad {
         Self { params }
     }
 
-    fn is_below_cap(&self, candidate: &Candidate) -> bool {
+    fn is_below_cap(&self, candidate: &Candidate<'_>) -> bool {
         let cap = self.params.max_waiting;
         let waiting = |waiting: f64| waiting.max(0.0) + f64::from(candidate.tally_requests);
         cap == 0 || candidate.report.is_none_or(|load| waiting(load.waiting) < f64::from(cap))
@@ -53,7 +53,7 @@ mod tests {
     use rand::SeedableRng;
 
     /// Picks once and credits the winner as the caller would.
-    fn step(policy: &LeastLoad, candidates: &mut [Candidate]) -> Option<usize> {
+    fn step(policy: &LeastLoad, candidates: &mut [Candidate<'_>]) -> Option<usize> {
         let mut rng = rand::rngs::SmallRng::seed_from_u64(1);
         let pick = policy.pick(&view(candidates, &Match::default()), &mut rng)?;
         candidates[pick.index].in_flight += 1;
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn nobody_is_chosen_from_nobody_and_equals_share_alike() {
         assert_eq!(step(&with_cap(0), &mut []), None);
-        let equals: Vec<Candidate> = (0..4).map(|number| candidate(number, 0)).collect();
+        let equals: Vec<Candidate<'_>> = (0..4).map(|number| candidate(number, 0)).collect();
         let wins = wins(&with_cap(0), &view(&equals, &Match::default()), 4000);
         assert!(wins.iter().all(|wins| (850..1150).contains(wins)), "{wins:?}");
     }

@@ -20,7 +20,7 @@ use crate::state::load::SlotId;
 
 /// An available worker as a policy sees it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Candidate {
+pub struct Candidate<'a> {
     /// Its position in the fleet.
     pub worker: u16,
     /// Its slot.
@@ -32,14 +32,14 @@ pub struct Candidate {
     /// Requests credited since its last report.
     pub tally_requests: u32,
     /// Its last report, if it counts.
-    pub report: Option<Load>,
+    pub report: Option<&'a Load>,
 }
 
 /// What a pick is made from.
 #[derive(Debug, Clone, Copy)]
 pub struct View<'a> {
     /// The available workers of the pool, in pool order.
-    pub candidates: &'a [Candidate],
+    pub candidates: &'a [Candidate<'a>],
     /// Who holds the prompt's prefix; empty unless the policy wants it.
     pub prefix: &'a Match,
     /// How many token ids the request has brought, if any: its size, where it is known.
@@ -137,7 +137,7 @@ pub(crate) mod testing {
     use super::*;
 
     /// Candidate `number` with so many requests in flight and no report.
-    pub(crate) fn candidate(number: u16, in_flight: u32) -> Candidate {
+    pub(crate) fn candidate(number: u16, in_flight: u32) -> Candidate<'static> {
         Candidate {
             worker: number,
             id: SlotId { slot: number, generation: 0 },
@@ -149,12 +149,12 @@ pub(crate) mod testing {
     }
 
     /// A report with queue, waiting requests, KV usage and throughput.
-    pub(crate) fn load(queued_tokens: f64, waiting: f64, kv_usage: f64, throughput: f64) -> Option<Load> {
-        Some(Load { queued_tokens, waiting, running: 0.0, kv_usage, throughput })
+    pub(crate) fn load(queued_tokens: f64, waiting: f64, kv_usage: f64, throughput: f64) -> Option<&'static Load> {
+        Some(Box::leak(Box::new(Load { queued_tokens, waiting, running: 0.0, kv_usage, throughput })))
     }
 
     /// A view of candidates only.
-    pub(crate) fn view<'a>(candidates: &'a [Candidate], prefix: &'a Match) -> View<'a> {
+    pub(crate) fn view<'a>(candidates: &'a [Candidate<'a>], prefix: &'a Match) -> View<'a> {
         View { candidates, prefix, token_ids: None, turn: 0 }
     }
 

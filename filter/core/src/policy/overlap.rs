@@ -13,7 +13,7 @@ pub(super) fn decay(
     decay: f64,
     block_size: u32,
     request_blocks: f64,
-    candidates: &[Candidate],
+    candidates: &[Candidate<'_>],
     set: &[usize],
     scores: &mut [f64],
 ) {

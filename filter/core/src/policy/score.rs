@@ -14,14 +14,14 @@ use crate::report::Load;
 const MOST_KV_USAGE: f64 = 0.999;
 
 /// Scores the candidates at `set` into `scores` (same order). Baselines look at the members of `set` only.
-pub fn expected_wait(params: &ScoreParams, candidates: &[Candidate], set: &[usize], scores: &mut Vec<f64>) {
+pub fn expected_wait(params: &ScoreParams, candidates: &[Candidate<'_>], set: &[usize], scores: &mut Vec<f64>) {
     let prefill = f64::from(params.mean_prefill_tokens);
     let members = || set.iter().filter_map(|&index| candidates.get(index));
     let mut best = f64::INFINITY;
     let (mut rate_sum, mut rates) = (0.0, 0.0);
     for candidate in members() {
         if let Some(load) = candidate.report {
-            best = best.min(reporting(params, &load, candidate.tally_tokens));
+            best = best.min(reporting(params, load, candidate.tally_tokens));
             if load.throughput > 0.0 {
                 rate_sum += load.throughput;
                 rates += 1.0;
@@ -31,7 +31,7 @@ pub fn expected_wait(params: &ScoreParams, candidates: &[Candidate], set: &[usiz
     let rate = if rates > 0.0 { rate_sum / rates } else { params.default_throughput };
     scores.clear();
     scores.extend(members().map(|candidate| match candidate.report {
-        Some(load) => reporting(params, &load, candidate.tally_tokens),
+        Some(load) => reporting(params, load, candidate.tally_tokens),
         None if best.is_finite() => best + f64::from(candidate.in_flight) * prefill / rate,
         None => f64::from(candidate.in_flight),
     }));
@@ -84,12 +84,12 @@ mod tests {
     use crate::policy::testing::{candidate, load};
 
     #[track_caller]
-    fn check(report: Option<Load>, tally: u32, expected: f64) {
+    fn check(report: Option<&Load>, tally: u32, expected: f64) {
         check_with(&ScoreParams::default(), report, tally, expected);
     }
 
     #[track_caller]
-    fn check_with(params: &ScoreParams, report: Option<Load>, tally: u32, expected: f64) {
+    fn check_with(params: &ScoreParams, report: Option<&Load>, tally: u32, expected: f64) {
         let one = [Candidate { report, tally_tokens: tally, ..candidate(0, 0) }];
         let mut scores = Vec::new();
         expected_wait(params, &one, &[0], &mut scores);

@@ -150,33 +150,13 @@ impl LoadBlock {
     /// The entry at `position` (below [`SLOTS_PER_BLOCK`]).
     #[must_use]
     pub fn slot(&self, position: usize) -> Slot {
-        let at = HEADER_BYTES + position * SLOT_BYTES;
-        let Some(raw) = self.bytes.get(at..at + SLOT_BYTES) else { return Slot::default() };
-        let flags = read_u16(raw, 22);
-        Slot {
-            in_flight: read_u32(raw, 0),
-            tally_tokens: read_u32(raw, 4),
-            tally_requests: read_u32(raw, 8),
-            opened_at: read_u32(raw, 12),
-            failures: read_u16(raw, 16),
-            successes: read_u16(raw, 18),
-            generation: read_u16(raw, 20),
-            breaker: match flags & 3 {
-                1 => BreakerState::Open,
-                2 => BreakerState::HalfOpen,
-                _ => BreakerState::Closed,
-            },
-            status: match (flags >> 3) & 7 {
-                1 => Status::Pending,
-                2 => Status::Ready,
-                3 => Status::NotReady,
-                4 => Status::Failed,
-                5 => Status::Draining,
-                _ => Status::Unset,
-            },
-            vetoed: flags & 4 != 0,
-            keys: read_i32(raw, 24),
-        }
+        self.view(position).map(SlotView::decode).unwrap_or_default()
+    }
+
+    /// The entry at `position`, not decoded.
+    #[must_use]
+    pub fn view(&self, position: usize) -> Option<SlotView<'_>> {
+        self.bytes.get(HEADER_BYTES + position * SLOT_BYTES..)?.first_chunk().map(SlotView)
     }
 
     /// Replaces the entry at `position`.
@@ -193,6 +173,89 @@ impl LoadBlock {
         let flags = slot.breaker as u16 | u16::from(slot.vetoed) << 2 | (slot.status as u16) << 3;
         write(raw, 22, flags.to_le_bytes());
         write(raw, 24, slot.keys.to_le_bytes());
+    }
+}
+
+/// One worker's entry as it stands in its block: a pick looks at a few fields of every worker, and at all of one.
+#[derive(Debug, Clone, Copy)]
+pub struct SlotView<'a>(&'a [u8; SLOT_BYTES]);
+
+impl SlotView<'_> {
+    /// See [`Slot::in_flight`].
+    #[must_use]
+    pub fn in_flight(self) -> u32 {
+        read_u32(self.0, 0)
+    }
+
+    /// See [`Slot::tally_tokens`].
+    #[must_use]
+    pub fn tally_tokens(self) -> u32 {
+        read_u32(self.0, 4)
+    }
+
+    /// See [`Slot::tally_requests`].
+    #[must_use]
+    pub fn tally_requests(self) -> u32 {
+        read_u32(self.0, 8)
+    }
+
+    /// See [`Slot::generation`].
+    #[must_use]
+    pub fn generation(self) -> u16 {
+        read_u16(self.0, 20)
+    }
+
+    /// Whether the worker may be chosen, as far as its health and overload protection say.
+    #[must_use]
+    pub fn is_selectable(self) -> bool {
+        self.status().is_selectable() && !self.vetoed()
+    }
+
+    /// See [`Slot::breaker`].
+    #[must_use]
+    pub fn breaker(self) -> BreakerState {
+        match self.flags() & 3 {
+            1 => BreakerState::Open,
+            2 => BreakerState::HalfOpen,
+            _ => BreakerState::Closed,
+        }
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn decode(self) -> Slot {
+        Slot {
+            in_flight: self.in_flight(),
+            tally_tokens: self.tally_tokens(),
+            tally_requests: self.tally_requests(),
+            opened_at: read_u32(self.0, 12),
+            failures: read_u16(self.0, 16),
+            successes: read_u16(self.0, 18),
+            generation: self.generation(),
+            breaker: self.breaker(),
+            status: self.status(),
+            vetoed: self.vetoed(),
+            keys: read_i32(self.0, 24),
+        }
+    }
+
+    fn status(self) -> Status {
+        match (self.flags() >> 3) & 7 {
+            1 => Status::Pending,
+            2 => Status::Ready,
+            3 => Status::NotReady,
+            4 => Status::Failed,
+            5 => Status::Draining,
+            _ => Status::Unset,
+        }
+    }
+
+    fn vetoed(self) -> bool {
+        self.flags() & 4 != 0
+    }
+
+    fn flags(self) -> u16 {
+        read_u16(self.0, 22)
     }
 }
 

@@ -39,8 +39,8 @@ pub struct Entry {
 impl Entry {
     /// The load, as long as it counts.
     #[must_use]
-    pub fn load_at(&self, now_ms: u64) -> Option<Load> {
-        self.load.filter(|_| now_ms <= self.expires_ms(self.loaded_ms))
+    pub fn load_at(&self, now_ms: u64) -> Option<&Load> {
+        self.load.as_ref().filter(|_| now_ms <= self.expires_ms(self.loaded_ms))
     }
 
     /// When what has arrived at `arrived_ms` stops counting, in Unix milliseconds.

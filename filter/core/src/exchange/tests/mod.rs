@@ -49,6 +49,10 @@ impl Script {
     /// An answer of `status` with the details that Envoy gives it, from worker `number` after so many attempts.
     fn answered(mut self, status: u16, details: &str, number: usize, attempts: u64) -> Self {
         self.response.insert(":status".to_owned(), status.to_string().into_bytes());
+        if (200..300).contains(&status) && details != "via_upstream" {
+            // How Envoy answers a gRPC client.
+            self.response.insert("grpc-status".to_owned(), b"14".to_vec());
+        }
         self.property("response.code_details", details)
             .property("upstream.address", address(number))
             .property("upstream.request_attempt_count", attempts.to_le_bytes())

@@ -20,7 +20,7 @@ struct Bench {
     scale: usize,
     policy: Box<dyn Policy>,
     rng: SmallRng,
-    available: Vec<Candidate>,
+    available: Vec<Candidate<'static>>,
 }
 
 impl Bench {
