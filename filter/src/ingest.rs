@@ -1,5 +1,6 @@
 //! The ingest role: a posted snapshot goes onto the shared queue, and the queue is drained.
 
+use filter_core::balancer::{Level, Log};
 use filter_core::ingest::{MAX_DRAINED, accepted, check, refuse_head, refuse_size, take};
 
 use crate::host;
@@ -39,16 +40,33 @@ fn receive(vm: &mut Vm, log: HostLog, held: usize) {
         (Ok(()), None) => {
             answer(&filter_core::answer::error(503, "no_queue", "the shared queue is not registered yet"))
         }
-        (Ok(()), Some(queue)) => match host::enqueue(queue, &body) {
-            Ok(()) => {
-                drain(vm);
-                answer(&accepted());
+        (Ok(()), Some(queue)) => {
+            drop_unclaimed(vm, log, queue);
+            match host::enqueue(queue, &body) {
+                Ok(()) => {
+                    drain(vm);
+                    answer(&accepted());
+                }
+                Err(host::Refused(status)) => {
+                    let message = format!("the shared queue refused the snapshot with status {status}");
+                    answer(&filter_core::answer::error(503, "queue_refused", &message));
+                }
             }
-            Err(host::Refused(status)) => {
-                let message = format!("the shared queue refused the snapshot with status {status}");
-                answer(&filter_core::answer::error(503, "queue_refused", &message));
-            }
-        },
+        }
+    }
+}
+
+/// Takes away a snapshot that nobody has taken since the last one came, if this VM does not balance. The queue has no
+/// bound of its own, and where no routing listener shares the ingest listener's VMs it would grow for ever.
+fn drop_unclaimed(vm: &mut Vm, mut log: HostLog, queue: u32) {
+    if !vm.balancers().is_empty() || !matches!(host::dequeue(queue), Ok(Some(_))) {
+        return;
+    }
+    vm.metrics.add("smg_load_reports_total", &[("outcome", "unclaimed")], 1);
+    if !std::mem::replace(&mut vm.warned_unclaimed, true) {
+        let line = "no routing listener takes the load snapshots that the ingest listener is sent: give both the same \
+                    vm_id, the same code and the same vm configuration";
+        log.line(Level::Warn, line);
     }
 }
 

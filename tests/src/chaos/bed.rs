@@ -153,6 +153,20 @@ impl Bed {
         client.exchange(&plan, |_| {}).await;
     }
 
+    /// Sends requests until one is answered. Where all VMs are dead nothing runs that could take their counts back, and
+    /// Envoy makes a new VM only for a request.
+    async fn wake(&mut self) -> Result<()> {
+        for _ in 0..50 {
+            let mut plan = Plan::lasting(&mut self.rng, 0);
+            plan.leaves_after_pieces = Some(1);
+            if Client::http1(self.address()).exchange(&plan, |_| {}).await.status == Some(200) {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        anyhow::bail!("no request is answered after the death of all VMs")
+    }
+
     async fn change(&mut self, change: Change) -> Result<()> {
         let overlay = match change {
             Change::Policy(policy) => json!({ "policy": policy }),
@@ -219,6 +233,9 @@ impl Bed {
             self.crash(point).await;
             // Before it is dead nothing is to be seen.
             tokio::time::sleep(DEATH).await;
+            if point == "everyone" {
+                self.wake().await?;
+            }
         }
         let envoy = self.stack.envoy();
         let sample = settle(envoy, begin, || held.streams(), crash, arena.settings.sample_within).await?;

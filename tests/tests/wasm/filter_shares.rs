@@ -3,10 +3,11 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Duration;
 
 use filter_core::report::{Load, Snapshot, VERSION, WorkerReport};
 use serde_json::json;
-use testbed::wasm::{Access, Decision, Request, Response};
+use testbed::wasm::{Access, Decision, Process, Request, Response, filter_wasm};
 
 use crate::fleet::{Fleet, chat, first, prompt, worker_address, worker_url};
 
@@ -114,6 +115,26 @@ fn a_posted_snapshot_steers_every_thread() {
         let Decision::LocalReply(reply) = exchange.decision() else { panic!("{:?}", exchange.decision()) };
         assert_eq!(reply.status, 400);
     }
+}
+
+#[test]
+fn snapshots_that_nobody_takes_do_not_pile_up() {
+    let process = Process::new(&filter_wasm()).unwrap();
+    let vm = process.vm();
+    let ingest = vm.configure(json!({ "role": "ingest" }).to_string()).unwrap();
+    for sequence in 1..=100 {
+        let snapshot = Snapshot { version: VERSION, epoch: 1, sequence, interval_ms: 1000, workers: Vec::new() };
+        let exchange = vm.send(ingest, Request::post("/v1/reports", snapshot.to_bytes())).unwrap();
+        let Decision::LocalReply(reply) = exchange.decision() else { panic!("{:?}", exchange.decision()) };
+        assert_eq!(reply.status, 202);
+        exchange.finish().unwrap();
+    }
+    assert_eq!(process.queued("smg-reports-1"), 1);
+    process.advance(Duration::from_millis(250));
+    vm.tick(ingest).unwrap();
+    assert_eq!(process.metric("smg_load_reports_total;outcome=unclaimed"), 99);
+    let warned = process.logs().iter().filter(|line| line.message.contains("same vm_id")).count();
+    assert_eq!(warned, 1, "once");
 }
 
 #[test]

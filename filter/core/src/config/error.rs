@@ -46,6 +46,15 @@ pub enum ConfigError {
         /// The other.
         other: String,
     },
+    /// Two workers have one address.
+    DuplicateAddress {
+        /// The address.
+        address: String,
+        /// Where it stands first.
+        first: usize,
+        /// Where it stands again.
+        again: usize,
+    },
     /// Two workers have one URL.
     DuplicateWorker {
         /// The URL.
@@ -105,6 +114,10 @@ impl fmt::Display for ConfigError {
             Self::DuplicateWorker { url, first, again } => {
                 write!(f, "`workers[{again}].url` is \"{url}\", as is `workers[{first}].url`; allowed: each URL once")
             }
+            Self::DuplicateAddress { address, first, again } => write!(
+                f,
+                "`workers[{again}]` has the address \"{address}\", as has `workers[{first}]`; allowed: each address once"
+            ),
             Self::TooManyWorkers { workers, max_workers } => {
                 write!(f, "`workers` has {workers} entries; allowed: at most `max_workers`, {max_workers}")
             }

@@ -48,11 +48,17 @@ const URL: &str = "http://host[:port] or https://host[:port]";
 pub(super) fn read(key: &str, value: &Value) -> Result<Vec<WorkerConfig>, ConfigError> {
     let array = value.as_array().ok_or_else(|| ConfigError::value(key, value, "an array of workers"))?;
     let mut workers = Vec::with_capacity(array.len());
-    let mut seen = BTreeMap::new();
+    let (mut seen, mut addresses) = (BTreeMap::new(), BTreeMap::new());
     for (at, value) in array.iter().enumerate() {
         let worker = read_one(&format!("{key}[{at}]"), value)?;
         if let Some(first) = seen.insert(worker.url.trim_end_matches('/').to_owned(), at) {
             return Err(ConfigError::DuplicateWorker { url: worker.url, first, again: at });
+        }
+        // One engine under two names would have two counts, and its answers could not be told apart.
+        if let Some(address) = &worker.address
+            && let Some(first) = addresses.insert(address.clone(), at)
+        {
+            return Err(ConfigError::DuplicateAddress { address: address.clone(), first, again: at });
         }
         workers.push(worker);
     }

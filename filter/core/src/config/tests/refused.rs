@@ -262,6 +262,14 @@ fn a_worker_twice_with_and_without_a_slash() {
 }
 
 #[test]
+fn an_address_twice() {
+    let expected = "`workers[1]` has the address \"127.0.0.1:80\", as has `workers[0]`; allowed: each address once";
+    for second in [r#"{"url":"http://engine:80","address":"127.0.0.1:80"}"#, r#""http://127.0.0.1:80""#] {
+        assert_eq!(refusal(&format!(r#"{{"workers":["http://127.0.0.1",{second}]}}"#)), expected);
+    }
+}
+
+#[test]
 fn what_an_invalid_configuration_wants_is_known_all_the_same() {
     use crate::config::OnInvalidConfig::{Passthrough, Refuse};
     for (text, wants) in [
