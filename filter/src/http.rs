@@ -122,7 +122,7 @@ pub(crate) fn on_tick(vm: &mut Vm, root: u32) {
 }
 
 pub(crate) fn on_response_headers(vm: &mut Vm, id: u32) -> u32 {
-    if matches!(vm.streams.get(&id), Some(Stream::Route(.., exchange)) if exchange.is_placed())
+    if matches!(vm.streams.get(&id), Some(Stream::Route(.., exchange)) if exchange.wants_response())
         && let Some(step) = on_exchange(vm, id, Exchange::on_response_headers)
     {
         // A host that refuses to change a header leaves the response as the engine wrote it.

@@ -12,6 +12,7 @@ use super::{Context, Level};
 use crate::config::Config;
 use crate::state::keys::{Change, KeyPage, KeyTable};
 use crate::state::load::SlotId;
+use crate::state::names::with_slots;
 use crate::state::rows::{Claim, Claims, RowImage, Rows};
 use crate::store::{Store, StoreError, Write};
 
@@ -55,7 +56,7 @@ impl Ledger {
         let incarnation = incarnation.max(1);
         Self {
             rows: Rows::new(&config.instance, u64::from(config.max_workers)),
-            keys: KeyTable::new(&config.instance),
+            keys: KeyTable::new(&with_slots(&config.instance, config.max_workers)),
             load,
             incarnation,
             row: None,

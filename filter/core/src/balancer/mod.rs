@@ -25,6 +25,7 @@ use crate::state::census::Census;
 use crate::state::fleet::{FleetTable, url_hash};
 use crate::state::load::SlotId;
 use crate::state::meta::Lease;
+use crate::state::names::with_slots;
 use crate::state::report::Entry;
 use crate::state::tree::PrefixTree;
 use crate::state::turns::Turns;
@@ -148,7 +149,7 @@ impl Balancer {
             fleet_table,
             load,
             reports: HashMap::new(),
-            tree: PrefixTree::new(&instance, config.max_tree_size),
+            tree: PrefixTree::new(&with_slots(&instance, config.max_workers), config.max_tree_size),
             turns: Turns::new(&instance),
             lease,
             seed,

@@ -115,6 +115,8 @@ pub struct Exchange {
     /// The routing key's hash.
     key: Option<u64>,
     ticket: Option<Ticket>,
+    /// It is ours but nobody could be chosen for it, so that Envoy chooses.
+    unplaced: bool,
     /// The body is looked at again when so many bytes are held.
     look_at: usize,
     /// When it was held, or let go, by the VM's clock.
@@ -240,7 +242,11 @@ impl Exchange {
     /// The response's head, from an engine or from Envoy itself.
     pub fn on_response_headers(&mut self, scene: &mut Scene<'_, '_>) -> ResponseStep {
         self.phase = Phase::Done;
-        let Some(ticket) = &mut self.ticket else { return ResponseStep::default() };
+        let Some(ticket) = &mut self.ticket else {
+            // Whoever answers, nobody but the gateway may speak with its headers.
+            let worker_id = if self.unplaced { WorkerId::Remove } else { WorkerId::Keep };
+            return ResponseStep { strip_error_code: self.unplaced, worker_id };
+        };
         let address = scene.http.property(&["upstream", "address"]).and_then(|raw| String::from_utf8(raw).ok());
         let status = scene.http.response_header(":status").and_then(|raw| parse_status(&raw)).unwrap_or(0);
         let (outcome, from_upstream) = judge(scene.http, status, address.is_some());
@@ -286,8 +292,8 @@ impl Exchange {
 
     /// Whether the response's head has anything to do.
     #[must_use]
-    pub fn is_placed(&self) -> bool {
-        self.ticket.is_some()
+    pub fn wants_response(&self) -> bool {
+        self.ticket.is_some() || self.unplaced
     }
 
     fn read(&self, scene: &mut Scene<'_, '_>, held: usize, complete: bool) {
@@ -325,7 +331,10 @@ impl Exchange {
                 Step::Route(Route { destination, consumes_tokens: self.tokens.take().is_some() })
             }
             // What is no inference request is none of our business to refuse.
-            Err(_) if any_worker => Step::Pass,
+            Err(_) if any_worker => {
+                self.unplaced = true;
+                Step::Pass
+            }
             Err(refusal) => Step::Reply(refusal.answer()),
         }
     }

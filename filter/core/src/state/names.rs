@@ -9,6 +9,13 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Grows when the bytes of any table change their meaning.
 pub const LAYOUT: u8 = if cfg!(feature = "layout-for-tests") { 255 } else { 2 };
 
+/// The instance as tables name it that remember slots: with another `max_workers` the fleet table is another one, and
+/// gives the same numbers to other workers.
+#[must_use]
+pub fn with_slots(instance: &str, max_workers: u32) -> String {
+    format!("{instance}\0{max_workers}")
+}
+
 const DIGITS: &[u8; 32] = b"0123456789abcdefghijklmnopqrstuv";
 
 /// The names of one table: a prefix of 8 bytes and an index.

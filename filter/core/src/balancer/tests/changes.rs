@@ -50,6 +50,29 @@ fn another_policy_and_another_order_keep_counts_too() {
 }
 
 #[test]
+fn another_number_of_slots_starts_with_an_empty_tree_and_mixes_up_no_keys() {
+    let store = MemoryStore::default();
+    let some = |workers: &str, max_workers: u32| {
+        parse(&format!(r#"{{"policy":"cache_aware","max_workers":{max_workers},"workers":[{workers}]}}"#))
+    };
+    let all = format!("\"{}\",\"{}\",\"{}\"", url(0), url(1), url(2));
+    // The slots of the first table are in the order 0, 1, 2, those of the second in the order 2, 1.
+    let mut old = Vm::new(some(&all, 64), store.clone(), 0);
+    let mut new = Vm::new(some(&format!("\"{}\",\"{}\"", url(2), url(1)), 128), store, 1);
+    old.send(&prompt());
+    new.send(&prompt());
+    assert_eq!(new.metric("smg_cache_aware_policy_branch_total;branch=tree_match"), 0, "slots are other workers there");
+    let (mut one, mut two) = (old.send_keyed("a"), new.send_keyed("a"));
+    let keys = |vm: &mut Vm, workers: &[usize]| workers.iter().map(|&worker| vm.slot(worker).keys).sum::<i32>();
+    for _ in 0..20 {
+        (old.tick(), new.tick());
+        assert_eq!((keys(&mut old, &[0, 1, 2]), keys(&mut new, &[1, 2])), (1, 1));
+    }
+    (old.end(&mut one), new.end(&mut two));
+    assert_eq!((keys(&mut old, &[0, 1, 2]), keys(&mut new, &[1, 2])), (0, 0));
+}
+
+#[test]
 fn instances_share_nothing() {
     let store = MemoryStore::default();
     let mut one = Vm::new(config("cache_aware", 2, r#""instance":"one","#), store.clone(), 0);

@@ -32,7 +32,7 @@ fn the_end_of_the_body_decides() {
         assert_eq!(bench.in_flight(4), 0);
     }
     let first = routed(&bench.body(&mut exchange, &mut http, size, true));
-    assert!(!exchange.is_holding() && exchange.is_placed() && exchange.is_counted());
+    assert!(!exchange.is_holding() && exchange.wants_response() && exchange.is_counted());
     assert_eq!(routed(&bench.send(&mut http).1), first);
     assert_eq!(matches(&mut bench), 1);
 }

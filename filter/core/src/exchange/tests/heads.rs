@@ -93,7 +93,7 @@ fn an_unknown_model_is_answered_and_counts_nothing() {
         assert_eq!(answer.status, 404);
         assert!(answer.headers.contains(&("x-smg-error-code", "model_not_found".into())));
         assert!(answer.body.contains("No worker available for model 'nobody's'"));
-        assert!(!exchange.is_placed() && bench.in_flight(1) == 0);
+        assert!(!exchange.wants_response() && bench.in_flight(1) == 0);
         assert_eq!(bench.body(&mut exchange, &mut http, held, true), Step::Continue);
     }
 }
@@ -108,5 +108,5 @@ fn a_fleet_that_is_out_is_answered_for() {
     assert_eq!(answer.status, 503);
     assert!(answer.headers.contains(&("x-smg-error-code", "no_available_workers".into())));
     assert!(answer.headers.contains(&("retry-after", "1".into())));
-    assert!(!exchange.is_placed() && bench.in_flight(2) == 0);
+    assert!(!exchange.wants_response() && bench.in_flight(2) == 0);
 }

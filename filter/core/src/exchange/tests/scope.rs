@@ -1,5 +1,6 @@
 //! Which requests are balanced, and which are let go untouched.
 
+use super::super::WorkerId;
 use super::{Bench, Exchange, ResponseStep, Script, Step, chat, replied, routed};
 use crate::balancer::tests::{config, parse};
 
@@ -59,7 +60,7 @@ fn what_is_not_balanced_is_left_alone_to_its_end() {
     http = http.answered(503, "via_upstream", 0, 1);
     assert_eq!(bench.response(&mut exchange, &mut http), ResponseStep::default());
     bench.done(&mut exchange, &mut http);
-    assert!(!exchange.is_holding() && !exchange.is_placed() && !exchange.is_counted());
+    assert!(!exchange.is_holding() && !exchange.wants_response() && !exchange.is_counted());
     assert_eq!((bench.in_flight(2), bench.vm.slot(0).failures), (0, 0));
 }
 
@@ -89,8 +90,12 @@ fn what_is_no_inference_request_never_waits_and_goes_to_the_least_loaded() {
 fn what_is_no_inference_request_is_never_refused() {
     let mut bench = Bench::new(config("cache_aware", 1, ""));
     bench.vm.fail(0, 10);
-    let step = bench.headers(&mut Exchange::default(), &mut Script::of("GET", "/health"), true);
-    assert_eq!(step, Step::Pass);
+    let (mut exchange, mut http) = (Exchange::default(), Script::of("GET", "/health"));
+    assert_eq!(bench.headers(&mut exchange, &mut http, true), Step::Pass);
+    http = http.answered(200, "via_upstream", 0, 1);
+    let expected = ResponseStep { strip_error_code: true, worker_id: WorkerId::Remove };
+    assert_eq!(bench.response(&mut exchange, &mut http), expected, "whoever answers");
+    bench.done(&mut exchange, &mut http);
     let mut empty = Bench::new(config("cache_aware", 0, ""));
     assert_eq!(empty.headers(&mut Exchange::default(), &mut Script::of("GET", "/health"), true), Step::Pass);
 }
@@ -105,7 +110,7 @@ fn the_fleet_answers_for_its_models() {
     let body: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
     let ids: Vec<&str> = body["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
     assert_eq!(ids, ["a", "b"]);
-    assert!(!exchange.is_placed() && bench.in_flight(1) == 0);
+    assert!(!exchange.wants_response() && bench.in_flight(1) == 0);
     let mut unnamed = Bench::new(config("cache_aware", 1, ""));
     let step = unnamed.headers(&mut Exchange::default(), &mut Script::of("GET", "/v1/models"), true);
     assert_eq!(routed(&step), 0, "an engine knows better than a fleet that names no model");
