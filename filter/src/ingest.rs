@@ -60,10 +60,14 @@ fn receive(vm: &mut Vm, log: HostLog, held: usize) {
 /// bound of its own, and where no routing listener shares the ingest listener's VMs it would grow for ever.
 fn drop_unclaimed(vm: &mut Vm, mut log: HostLog, queue: u32) {
     if !vm.balancers().is_empty() || !matches!(host::dequeue(queue), Ok(Some(_))) {
+        vm.unclaimed = 0;
         return;
     }
     vm.metrics.add("smg_load_reports_total", &[("outcome", "unclaimed")], 1);
-    if !std::mem::replace(&mut vm.warned_unclaimed, true) {
+    vm.unclaimed = vm.unclaimed.saturating_add(1);
+    // One or two may only have come before another thread had the time: a VM that has just been replaced does not balance
+    // until its first request.
+    if vm.unclaimed == 3 {
         let line = "no routing listener takes the load snapshots that the ingest listener is sent: give both the same \
                     vm_id, the same code and the same vm configuration";
         log.line(Level::Warn, line);

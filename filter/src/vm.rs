@@ -56,8 +56,8 @@ pub(crate) struct Vm {
     /// Held requests of which it is not known that their bodies will come.
     pub(crate) unproven: Vec<u32>,
     pub(crate) queue: Option<u32>,
-    /// It was said that nobody takes the load snapshots.
-    pub(crate) warned_unclaimed: bool,
+    /// Load snapshots in a row that nobody has taken.
+    pub(crate) unclaimed: u32,
     /// The wall clock as of the last tick or configuration, in Unix milliseconds. It is what exchanges go by: they
     /// compare seconds (breakers) and report intervals with it, so a quarter of a second does not matter, and reading
     /// the clock in each callback would be four host calls a request.
@@ -119,7 +119,7 @@ impl Vm {
             streams: HashMap::with_hasher(ahash::RandomState::with_seeds(random(), random(), random(), random())),
             unproven: Vec::new(),
             queue: None,
-            warned_unclaimed: false,
+            unclaimed: 0,
             now_ms: 0,
             last_tick_ms: 0,
         }
