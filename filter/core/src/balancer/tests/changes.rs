@@ -65,10 +65,12 @@ fn another_number_of_slots_starts_with_an_empty_tree_and_mixes_up_no_keys() {
     let (mut one, mut two) = (old.send_keyed("a"), new.send_keyed("a"));
     let keys = |vm: &mut Vm, workers: &[usize]| workers.iter().map(|&worker| vm.slot(worker).keys).sum::<i32>();
     for _ in 0..20 {
-        (old.tick(), new.tick());
+        old.tick();
+        new.tick();
         assert_eq!((keys(&mut old, &[0, 1, 2]), keys(&mut new, &[1, 2])), (1, 1));
     }
-    (old.end(&mut one), new.end(&mut two));
+    old.end(&mut one);
+    new.end(&mut two);
     assert_eq!((keys(&mut old, &[0, 1, 2]), keys(&mut new, &[1, 2])), (0, 0));
 }
 
