@@ -79,6 +79,8 @@ impl Bed {
         let stack = StackOptions { envoy, load_monitor_interval: 1.0, ..StackOptions::default() };
         let mut stack = Stack::start(stack).await?;
         stack.served(|_| {}).await?;
+        let info = stack.envoy().admin().get_json("/server_info").await?;
+        arena.history().envoy_is(info["version"].as_str().unwrap_or_default());
         let rng = SmallRng::seed_from_u64(!settings.seed);
         Ok(Self {
             stack,
