@@ -21,6 +21,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::fate::{Fate, Plan};
 use crate::fake_engine::ENGINE_HEADER;
+use crate::load::client::with_causes;
 
 /// Time after which a request that nobody has ended counts as hung: longer than anything here lasts.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -276,15 +277,4 @@ async fn half_a_head(address: SocketAddr, stays: Duration) -> Option<Result<End,
         io::Result::Ok(())
     };
     Some(send.await.map(|()| End::Left).map_err(|error| with_causes(&error)))
-}
-
-/// An error with what caused it: the outermost message alone says little.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text = format!("{text}: {inner}");
-        cause = inner.source();
-    }
-    text
 }

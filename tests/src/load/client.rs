@@ -108,7 +108,7 @@ fn read_usage(event: &[u8], sample: &mut Sample) {
 }
 
 /// An error with what caused it: the outermost message alone says little.
-fn with_causes(error: &dyn std::error::Error) -> String {
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {

@@ -3,7 +3,7 @@
 //! Requests start at their arrival times whatever the answers do, except that a turn waits for the end of the turn
 //! before it, as a user would.
 
-mod client;
+pub(crate) mod client;
 mod report;
 
 use std::any::Any;

@@ -4,6 +4,8 @@ use super::super::WorkerId;
 use super::{Bench, Script, chat, routed};
 use crate::balancer::tests::{config, url};
 
+const DETAILS: &str = "response.code_details";
+
 /// A placed request at the first of `workers` workers.
 fn placed(workers: usize) -> (Bench, super::Exchange, Script) {
     let mut bench = Bench::new(config("passthrough", workers, ""));
@@ -74,6 +76,14 @@ fn the_client_is_told_who_answered() {
     assert_eq!(bench.response(&mut exchange, &mut http).worker_id, WorkerId::Set(url(2)), "after two retries");
     assert_eq!(bench.vm.in_flight(3), [0, 0, 1]);
     assert_eq!([bench.vm.slot(0).failures, bench.vm.slot(1).failures, bench.vm.slot(2).failures], [1, 1, 0]);
+}
+
+#[test]
+fn what_an_engine_answers_to_an_upgrade_is_the_engines() {
+    let (mut bench, mut exchange, mut http) = placed(2);
+    http = http.answered(200, "via_upstream", 0, 1).property(DETAILS, "websocket_handshake_unsuccessful");
+    let step = bench.response(&mut exchange, &mut http);
+    assert_eq!((step.worker_id, step.strip_error_code), (WorkerId::Set(url(0)), true));
 }
 
 #[test]
