@@ -3,6 +3,7 @@
 //! # Layout
 //! * [`Args`] is the command line, [`Config`] what is left of it once checked.
 //! * `rounds` polls every worker on a fixed schedule and makes snapshots of the answers.
+//! * `spec` is what is said of a worker, `engine` what can be asked of it, `health` what its probes make of it.
 //! * `poll` polls one worker: `resolve` finds its address, `fetch` does the HTTP, `source` reads the answers
 //!   (pure: bytes in, load out).
 //! * `outbox` holds what one Envoy has not yet received, `push` delivers it, `backoff` paces the tries.
@@ -12,7 +13,11 @@
 mod args;
 mod backoff;
 mod config;
+#[allow(dead_code)]
+mod engine;
 mod fetch;
+#[allow(dead_code)]
+mod health;
 #[cfg(any(test, fuzzing))]
 pub mod hostile;
 mod outbox;
@@ -21,6 +26,8 @@ mod push;
 mod resolve;
 mod rounds;
 mod source;
+#[allow(dead_code)]
+mod spec;
 
 use std::{sync::Arc, time::Duration};
 

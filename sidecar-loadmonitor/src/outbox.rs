@@ -62,17 +62,17 @@ fn supersede(older: Snapshot, mut newer: Snapshot) -> Snapshot {
 
 #[cfg(test)]
 mod tests {
-    use filter_core::report::{Load, VERSION, WorkerReport};
+    use filter_core::report::{Load, WorkerReport};
 
     use super::*;
 
     fn snapshot(sequence: u64, workers: &[(&str, f64)]) -> Snapshot {
         let report = |&(url, waiting): &(&str, f64)| WorkerReport {
             url: url.into(),
-            address: None,
             load: Some(Load { waiting, ..Load::default() }),
+            ..WorkerReport::default()
         };
-        Snapshot { version: VERSION, epoch: 1, sequence, interval_ms: 1, workers: workers.iter().map(report).collect() }
+        Snapshot::of(1, sequence, 1, workers.iter().map(report).collect())
     }
 
     #[tokio::test]

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use filter_core::report::{Load, WorkerReport};
+use filter_core::report::Load;
 use tokio::time::Instant;
 
 use crate::{
     config::Worker,
+    engine::{Polled, Told},
     fetch::{Asker, share},
     resolve::{Names, Resolver},
     source::{Reading, Source},
@@ -37,7 +38,7 @@ impl Poller {
     }
 
     /// What the worker says now; complete within `timeout`, whatever the worker does.
-    pub(crate) async fn poll(&mut self, asker: &Asker, timeout: Duration) -> WorkerReport {
+    pub(crate) async fn poll(&mut self, asker: &Asker, timeout: Duration) -> Polled {
         let deadline = Instant::now() + timeout;
         // A slow name server must leave most of the time to the engine, whose last address is known.
         let (address, outcome) = match self.resolver.refresh(share(deadline, 4)).await {
@@ -45,8 +46,8 @@ impl Poller {
             Err(why) => (None, Err(why)),
         };
         self.note(&outcome);
-        let load = outcome.ok().map(|(_, load)| load);
-        WorkerReport { url: self.worker.url().to_owned(), address, load }
+        let told = outcome.map(|(source, load)| Told { load, ranks: Vec::new(), source: source.name() });
+        Polled { address, told }
     }
 
     /// The first load that a source tells, or why none does.

@@ -5,11 +5,18 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use filter_core::report::{Snapshot, VERSION, WorkerReport};
+use filter_core::report::{Snapshot, WorkerReport};
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
-use crate::{config::Config, fetch::Asker, outbox::Outbox, poll::Poller, resolve::Names};
+use crate::{
+    config::{Config, Worker},
+    engine::Engine,
+    fetch::Asker,
+    outbox::Outbox,
+    resolve::Names,
+    spec::WorkerSpec,
+};
 
 /// A snapshot waits for slow workers only so long. Those still to answer get a second one in the same round, so that
 /// an engine that stalls delays nobody's report.
@@ -17,15 +24,16 @@ const GRACE: Duration = Duration::from_millis(250);
 
 /// Polls round after round and offers the snapshots to every outbox. Never returns.
 pub(crate) async fn poll_for_ever(config: &Config, asker: &Asker, names: &Names, outboxes: &[Arc<Outbox>]) {
-    let mut pollers: Vec<_> = config.workers.iter().map(|worker| Poller::new(worker.clone(), names)).collect();
+    let spec = |worker: &Worker| Arc::new(WorkerSpec { url: worker.url().to_owned(), ..WorkerSpec::default() });
+    let engine = |worker: &Worker| Engine::new(spec(worker), worker.clone(), asker.clone(), names);
+    let engines: Vec<_> = config.workers.iter().map(engine).collect();
     let mut numbered = Numbering::new(config.interval);
     let mut schedule = interval(config.interval);
     schedule.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
         schedule.tick().await;
         let grace = Instant::now() + GRACE.min(config.interval / 4);
-        let mut polls: FuturesUnordered<_> =
-            pollers.iter_mut().map(|poller| poller.poll(asker, config.timeout)).collect();
+        let mut polls: FuturesUnordered<_> = engines.iter().map(|engine| report(engine, config.timeout)).collect();
         let mut reports = Vec::with_capacity(polls.len());
         let mut graceful = true;
         loop {
@@ -42,6 +50,13 @@ pub(crate) async fn poll_for_ever(config: &Config, asker: &Asker, names: &Names,
         }
         publish(&mut numbered, reports, outboxes);
     }
+}
+
+/// One worker's part of a snapshot.
+async fn report(engine: &Engine, timeout: Duration) -> WorkerReport {
+    let polled = engine.poll(timeout).await;
+    let load = polled.told.ok().map(|told| told.load);
+    WorkerReport { url: engine.spec().url.clone(), address: polled.address, load, ..WorkerReport::default() }
 }
 
 fn publish(numbered: &mut Numbering, reports: Vec<WorkerReport>, outboxes: &[Arc<Outbox>]) {
@@ -79,12 +94,6 @@ impl Numbering {
 
     fn snapshot(&mut self, workers: Vec<WorkerReport>) -> Snapshot {
         self.sequence += 1;
-        Snapshot {
-            version: VERSION,
-            epoch: self.epoch,
-            sequence: self.sequence,
-            interval_ms: self.interval_ms,
-            workers,
-        }
+        Snapshot::of(self.epoch, self.sequence, self.interval_ms, workers)
     }
 }

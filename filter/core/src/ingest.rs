@@ -8,7 +8,7 @@ use crate::report::{MAX_SNAPSHOT_BYTES, Refused, Snapshot};
 pub const PATH: &[u8] = b"/v1/reports";
 
 /// The shared queue; its name changes with the format, so that old and new code never read each other's messages.
-pub const QUEUE: &str = "smg-reports-1";
+pub const QUEUE: &str = "smg-reports-2";
 
 /// At most this many waiting snapshots are taken in one go: a callback must not hold its thread for long.
 pub const MAX_DRAINED: usize = 16;

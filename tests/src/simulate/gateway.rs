@@ -6,7 +6,7 @@ use std::time::Duration;
 use filter_core::balancer::{Balancer, Context, Ledger, Level, Log, Prompt, Ticket};
 use filter_core::config::Config;
 use filter_core::metrics::Metrics;
-use filter_core::report::{Snapshot, VERSION, WorkerReport};
+use filter_core::report::{Snapshot, WorkerReport};
 use filter_core::request::Facts;
 use filter_core::store::MemoryStore;
 use rand::rngs::SmallRng;
@@ -98,7 +98,7 @@ impl Gateway {
         insides.sequence += 1;
         let Insides { balancer, world, sequence } = &mut *insides;
         let interval_ms = interval.as_millis() as u32;
-        let snapshot = Snapshot { version: VERSION, epoch: BEGIN_MS, sequence: *sequence, interval_ms, workers };
+        let snapshot = Snapshot::of(BEGIN_MS, *sequence, interval_ms, workers);
         // A store in memory does not fail.
         let _ = world.run(now, |context, _| balancer.apply(context, &snapshot));
     }

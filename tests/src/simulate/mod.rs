@@ -118,8 +118,8 @@ impl Run {
             tokio::time::sleep_until(due).await;
             let reports = self.ranks.iter().enumerate().map(|(engine, rank)| WorkerReport {
                 url: gateway::url(engine),
-                address: None,
                 load: Some(load_of(rank, &self.engine)),
+                ..WorkerReport::default()
             });
             self.gateway.report(self.begin.elapsed(), interval, reports.collect());
             due += interval;

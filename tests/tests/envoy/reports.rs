@@ -93,12 +93,10 @@ impl Ingest<'_> {
 
     /// Posts a snapshot that says of each worker how many tokens wait there.
     async fn snapshot(&self, epoch: u64, sequence: u64, queued: &[(&str, f64)]) -> u16 {
-        let workers: Vec<_> = queued
-            .iter()
-            .map(|(url, queued)| json!({ "url": url, "load": { "queued_tokens": queued, "throughput": 100.0 } }))
-            .collect();
+        let workers: Vec<_> =
+            queued.iter().map(|(url, queued)| json!({ "url": url, "load": [queued, 0, 0, 0, 100] })).collect();
         let snapshot =
-            json!({ "version": 1, "epoch": epoch, "sequence": sequence, "interval_ms": 600_000, "workers": workers });
+            json!({ "version": 2, "epoch": epoch, "sequence": sequence, "interval_ms": 600_000, "workers": workers });
         self.post(snapshot.to_string()).await.0
     }
 
@@ -153,11 +151,11 @@ async fn what_is_no_report_is_refused_counted_and_harmless() {
     let garbage: [(&str, Vec<u8>); 7] = [
         ("no text", vec![0xff, 0xfe, 0x00, 0x80]),
         ("no JSON", b"hello".to_vec()),
-        ("cut", br#"{"version":1,"epoch":1,"#.to_vec()),
-        ("another version", br#"{"version":2}"#.to_vec()),
-        ("wrong types", br#"{"version":1,"epoch":"x","sequence":1,"interval_ms":1,"workers":[]}"#.to_vec()),
+        ("cut", br#"{"version":2,"epoch":1,"#.to_vec()),
+        ("another version", br#"{"version":1}"#.to_vec()),
+        ("wrong types", br#"{"version":2,"epoch":"x","sequence":1,"interval_ms":1,"workers":[]}"#.to_vec()),
         ("deep", "[".repeat(100_000).into_bytes()),
-        ("negative", br#"{"version":1,"epoch":-1,"sequence":1,"interval_ms":1,"workers":[]}"#.to_vec()),
+        ("negative", br#"{"version":2,"epoch":-1,"sequence":1,"interval_ms":1,"workers":[]}"#.to_vec()),
     ];
     for (number, (what, body)) in garbage.into_iter().enumerate() {
         let (status, answer) = ingest.post(body).await;
@@ -204,8 +202,8 @@ async fn a_worker_with_a_host_name_serves_once_its_address_is_reported() {
     let ingest = Ingest { envoy: &envoy, client: reqwest::Client::new() };
     let snapshot = |sequence: u64, address: SocketAddr| {
         json!({
-            "version": 1, "epoch": now_ms(), "sequence": sequence, "interval_ms": 10_000,
-            "workers": [{ "url": url, "address": address.to_string(), "load": {} }],
+            "version": 2, "epoch": now_ms(), "sequence": sequence, "interval_ms": 10_000,
+            "workers": [{ "url": url, "address": address.to_string(), "load": [0, 0, 0, 0, 0] }],
         })
     };
     assert_eq!(ingest.post(snapshot(1, gate.address()).to_string()).await.0, 202);

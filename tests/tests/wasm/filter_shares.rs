@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use filter_core::report::{Load, Snapshot, VERSION, WorkerReport};
+use filter_core::report::{Load, Snapshot, WorkerReport};
 use serde_json::json;
 use testbed::wasm::{Access, Decision, Process, Request, Response, filter_wasm};
 
@@ -91,14 +91,9 @@ fn a_posted_snapshot_steers_every_thread() {
         url: worker_url(index),
         address: Some(worker_address(index)),
         load: load(queued),
+        ..WorkerReport::default()
     };
-    let snapshot = Snapshot {
-        version: VERSION,
-        epoch: 1,
-        sequence: 1,
-        interval_ms: 60_000,
-        workers: vec![report(0, 50_000.0), report(1, 0.0)],
-    };
+    let snapshot = Snapshot::of(1, 1, 60_000, vec![report(0, 50_000.0), report(1, 0.0)]);
     let post = Request::post("/v1/reports", snapshot.to_bytes());
     let exchange = fleet.vm(1).send(ingest, post).unwrap();
     let Decision::LocalReply(reply) = exchange.decision() else { panic!("{:?}", exchange.decision()) };
@@ -123,13 +118,13 @@ fn snapshots_that_nobody_takes_do_not_pile_up() {
     let vm = process.vm();
     let ingest = vm.configure(json!({ "role": "ingest" }).to_string()).unwrap();
     for sequence in 1..=100 {
-        let snapshot = Snapshot { version: VERSION, epoch: 1, sequence, interval_ms: 1000, workers: Vec::new() };
+        let snapshot = Snapshot::of(1, sequence, 1000, Vec::new());
         let exchange = vm.send(ingest, Request::post("/v1/reports", snapshot.to_bytes())).unwrap();
         let Decision::LocalReply(reply) = exchange.decision() else { panic!("{:?}", exchange.decision()) };
         assert_eq!(reply.status, 202);
         exchange.finish().unwrap();
     }
-    assert_eq!(process.queued("smg-reports-1"), 1);
+    assert_eq!(process.queued("smg-reports-2"), 1);
     process.advance(Duration::from_millis(250));
     vm.tick(ingest).unwrap();
     assert_eq!(process.metric("smg_load_reports_total;outcome=unclaimed"), 99);

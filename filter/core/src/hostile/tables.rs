@@ -3,7 +3,7 @@
 use super::vm::{Vm, of_three};
 use crate::balancer::{Answered, Prompt};
 use crate::breaker::Outcome;
-use crate::report::{Load, Snapshot, VERSION, WorkerReport};
+use crate::report::{Load, Snapshot, WorkerReport};
 use crate::store::{MemoryStore, Store, StoreError, Versioned, Write};
 
 /// The first letters of the tables' keys: load, reports, fleet, prefix tree, claims, rows, key counts, turns, start of the
@@ -50,7 +50,12 @@ pub fn tables(bytes: &[u8]) {
     let spoiled = Spoiled { inner: MemoryStore::default(), table: char::from(table), overlay, bytes: rest.to_vec() };
     let Some(mut vm) = of_three(policy).and_then(|config| Vm::over(config, Box::new(spoiled))) else { return };
     let load = Some(Load { queued_tokens: 1.0, ..Load::default() });
-    let report = WorkerReport { url: "http://engine:1".to_owned(), address: Some("10.0.0.3:1".to_owned()), load };
+    let report = WorkerReport {
+        url: "http://engine:1".to_owned(),
+        address: Some("10.0.0.3:1".to_owned()),
+        load,
+        ..WorkerReport::default()
+    };
     let mut held = Vec::new();
     for round in 0..3_u64 {
         let text = format!("{:<200}", "A prompt that comes again ");
@@ -79,7 +84,7 @@ pub fn tables(bytes: &[u8]) {
         }
         held.drain(1.min(held.len())..).for_each(|ticket| vm.end(ticket));
         let workers = vec![report.clone()];
-        let snapshot = Snapshot { version: VERSION, epoch: 1, sequence: round + 1, interval_ms: 1000, workers };
+        let snapshot = Snapshot::of(1, round + 1, 1000, workers);
         // An error is the store's.
         let _ = vm.run(|context, balancer, _| balancer.apply(context, &snapshot));
         (0..8).for_each(|_| vm.tick());

@@ -59,11 +59,11 @@ impl Fleet {
         let workers: Vec<_> = urls()
             .iter()
             .zip(self.addresses())
-            .map(|(url, address)| json!({ "url": url, "address": address, "load": { "throughput": 100.0 } }))
+            .map(|(url, address)| json!({ "url": url, "address": address, "load": [0, 0, 0, 0, 100] }))
             .collect();
         let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
         let snapshot =
-            json!({ "version": 1, "epoch": epoch, "sequence": 1, "interval_ms": 600_000, "workers": workers });
+            json!({ "version": 2, "epoch": epoch, "sequence": 1, "interval_ms": 600_000, "workers": workers });
         let client = reqwest::Client::new();
         let answer = client.post(envoy.reports_url()).body(snapshot.to_string()).send().await.unwrap();
         assert!(answer.status().is_success(), "{answer:?}");

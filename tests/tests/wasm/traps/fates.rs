@@ -1,6 +1,6 @@
 //! What can become of a request, and of a VM between requests.
 
-use filter_core::report::{Load, Snapshot, VERSION, WorkerReport};
+use filter_core::report::{Load, Snapshot, WorkerReport};
 use serde_json::{Value, json};
 use testbed::wasm::{Decision, Exchange, Request, Response, VmError};
 
@@ -239,9 +239,14 @@ fn end_buried(bed: &mut Bed) -> Result<(), VmError> {
 
 fn snapshot() -> Vec<u8> {
     let load = Load { queued_tokens: 100.0, throughput: 1000.0, ..Load::default() };
-    let of = |worker| WorkerReport { url: worker_url(worker), address: Some(worker_address(worker)), load: Some(load) };
+    let of = |worker| WorkerReport {
+        url: worker_url(worker),
+        address: Some(worker_address(worker)),
+        load: Some(load),
+        ..WorkerReport::default()
+    };
     let workers = (0..WORKERS).map(of).collect();
-    Snapshot { version: VERSION, epoch: 1, sequence: 1, interval_ms: 1000, workers }.to_bytes()
+    Snapshot::of(1, 1, 1000, workers).to_bytes()
 }
 
 /// Thread 0 has the ingest listener's configuration too.

@@ -23,7 +23,7 @@ use crate::answer::Refusal;
 use crate::breaker::Outcome;
 use crate::config::Config;
 use crate::metrics::Metrics;
-use crate::report::{Load, Snapshot, VERSION, WorkerReport};
+use crate::report::{Load, Snapshot, WorkerReport};
 use crate::state::load::Slot;
 use crate::store::{MemoryStore, Store};
 
@@ -266,12 +266,7 @@ pub(crate) fn snapshot(sequence: u64, workers: &[(usize, Option<Load>)]) -> Snap
         url: url(number),
         address: Some(address(number)),
         load,
+        ..WorkerReport::default()
     };
-    Snapshot {
-        version: VERSION,
-        epoch: 1,
-        sequence,
-        interval_ms: 10_000,
-        workers: workers.iter().map(report).collect(),
-    }
+    Snapshot::of(1, sequence, 10_000, workers.iter().map(report).collect())
 }
