@@ -21,6 +21,7 @@ pub(crate) mod loads;
 mod options;
 pub mod rank;
 mod routes;
+mod seat;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -38,6 +39,7 @@ pub use connection::ENGINE_HEADER;
 pub use fault::{Control, FAULT_HEADER, Fault, Probe};
 pub use options::{EngineOptions, Runtime};
 pub use rank::RankLoad;
+pub use seat::Seat;
 pub use state::EngineStats;
 
 use state::Engine;

@@ -9,6 +9,7 @@ mod crashes;
 mod destination;
 mod evil;
 mod failing;
+mod flapping;
 mod gate;
 mod gauges;
 mod hostile;
