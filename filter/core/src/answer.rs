@@ -20,6 +20,13 @@ pub enum Refusal {
     ModelNotFound(String),
     /// Workers exist, but none may be chosen now.
     NoAvailableWorkers,
+    /// Overload protection keeps all workers of the pool out.
+    Overloaded {
+        /// What the request has asked for.
+        model: String,
+        /// When they report again, in seconds.
+        retry_after_secs: u32,
+    },
 }
 
 impl Refusal {
@@ -29,6 +36,7 @@ impl Refusal {
         match self {
             Self::ModelNotFound(_) => "model_not_found",
             Self::NoAvailableWorkers => "no_available_workers",
+            Self::Overloaded { .. } => "worker_overload_protection_shed",
         }
     }
 
@@ -41,12 +49,20 @@ impl Refusal {
             }
             Self::NoAvailableWorkers => {
                 let message = "All workers are unavailable (circuit breaker open or unhealthy)";
-                let mut answer = error(503, self.code(), message);
-                answer.headers.push(("retry-after", "1".to_owned()));
-                answer
+                unavailable(self.code(), message, 1)
+            }
+            Self::Overloaded { model, retry_after_secs } => {
+                let message = format!("All workers for model '{}' are overloaded", shortened(model));
+                unavailable(self.code(), &message, *retry_after_secs)
             }
         }
     }
+}
+
+fn unavailable(code: &str, message: &str, retry_after_secs: u32) -> Answer {
+    let mut answer = error(503, code, message);
+    answer.headers.push(("retry-after", retry_after_secs.to_string()));
+    answer
 }
 
 /// An error in the form that OpenAI's client libraries read.

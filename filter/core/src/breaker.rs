@@ -4,6 +4,7 @@
 //! stand by itself. Rules: SMG's circuit-breaker page.
 
 use crate::config::Breaker;
+use crate::report::Resilience;
 use crate::state::load::{BreakerState, Slot};
 
 /// What a response says of the worker that gave it.
@@ -25,6 +26,51 @@ impl Outcome {
             429 => Self::Capacity,
             408 | 500 | 502 | 503 | 504 => Self::Failure,
             _ => Self::Success,
+        }
+    }
+}
+
+/// The HTTP status that the text of a gRPC status stands for. Only those that say something of the worker have one of
+/// their own (RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED, UNAVAILABLE, INVALID_ARGUMENT); the others count as answers.
+#[must_use]
+pub fn status_of_grpc(code: &[u8]) -> u16 {
+    match code {
+        b"3" => 400,
+        b"4" => 504,
+        b"8" => 429,
+        b"14" => 503,
+        _ => 200,
+    }
+}
+
+/// The statuses of a worker whose answers do not count as usual.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Statuses {
+    capacity: Vec<u16>,
+    failures: Vec<u16>,
+}
+
+impl Statuses {
+    /// What `own` names, each list in place of the usual one; none if it names neither.
+    #[must_use]
+    pub fn of(own: &Resilience) -> Option<Self> {
+        let (capacity, failures) = (&own.capacity_status_codes, &own.retryable_status_codes);
+        let usual = |list: &Option<Vec<u16>>, usual: &[u16]| list.clone().unwrap_or_else(|| usual.to_vec());
+        (capacity.is_some() || failures.is_some()).then(|| Self {
+            capacity: usual(capacity, &[429]),
+            failures: usual(failures, &[408, 429, 500, 502, 503, 504]),
+        })
+    }
+
+    /// The outcome of an HTTP status.
+    #[must_use]
+    pub fn outcome(&self, status: u16) -> Outcome {
+        if self.capacity.contains(&status) {
+            Outcome::Capacity
+        } else if self.failures.contains(&status) {
+            Outcome::Failure
+        } else {
+            Outcome::Success
         }
     }
 }

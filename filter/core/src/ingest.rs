@@ -65,9 +65,13 @@ pub fn take(context: &mut Context<'_>, balancer: &mut Balancer, message: &[u8]) 
     };
     match balancer.apply(context, &snapshot) {
         Ok(applied) => {
-            for (result, number) in
-                [("taken", applied.taken), ("old", applied.old), ("foreign", applied.foreign), ("lost", applied.lost)]
-            {
+            for (result, number) in [
+                ("taken", applied.taken),
+                ("old", applied.old),
+                ("foreign", applied.foreign),
+                ("lost", applied.lost),
+                ("dropped", applied.dropped),
+            ] {
                 if number > 0 {
                     count(context, result, number);
                 }

@@ -10,6 +10,7 @@ mod destination;
 mod evil;
 mod failing;
 mod flapping;
+mod fleet_changes;
 mod gate;
 mod gauges;
 mod hostile;

@@ -1,10 +1,13 @@
 //! One configuration at work: its fleet, its policy and its tables, with every step of a request that touches them.
 
 mod audit;
+mod available;
+mod gauges;
 mod ledger;
 mod list;
 mod place;
 mod reaper;
+mod roster;
 mod settle;
 mod table;
 mod tally;
@@ -22,7 +25,6 @@ use crate::fleet::Fleet;
 use crate::metrics::Metrics;
 use crate::policy::{self, Needs, Policy};
 use crate::state::census::Census;
-use crate::state::fleet::{FleetTable, url_hash};
 use crate::state::load::SlotId;
 use crate::state::meta::Lease;
 use crate::state::names::with_slots;
@@ -32,6 +34,7 @@ use crate::state::turns::Turns;
 use crate::store::{Store, StoreError};
 
 use self::audit::Audit;
+use self::roster::Roster;
 use self::tally::Tally;
 
 pub use ledger::Ledger;
@@ -90,8 +93,7 @@ pub struct Balancer {
     /// All policies: a route may name another one than the configuration, and what is no inference request has its own.
     policies: Vec<(PolicyName, Box<dyn Policy>)>,
     fleet: Rc<Fleet>,
-    fleet_table: FleetTable,
-    fleet_version: Option<u32>,
+    roster: Roster,
     load: LoadTable,
     reports: HashMap<u16, Rc<CachedReports>>,
     tree: PrefixTree,
@@ -100,6 +102,8 @@ pub struct Balancer {
     seed: u64,
     tally: Tally,
     warned_unplaced: bool,
+    /// Workers of the last snapshot that were not kept.
+    dropped: u64,
     warned_passthrough: bool,
     warned_unknown: bool,
     census: Census,
@@ -129,24 +133,16 @@ impl Balancer {
     /// When the store cannot answer: then the configuration cannot work.
     pub fn new(config: Config, vm: u64, context: &mut Context<'_>) -> Result<Self, StoreError> {
         let instance = config.instance.clone();
-        let max_workers = u16::try_from(config.max_workers).unwrap_or(u16::MAX);
-        let fleet_table = FleetTable::new(&instance, max_workers);
         let load = LoadTable::of(&config);
         let lease = Lease::new(&instance, vm);
         let seed = lease.seed(context.store, context.rng.next_u64())?;
         load.create(context.store)?;
-        let urls = hashes(&config);
         let now_secs = context.now_secs();
-        // Refreshed, not only interned: a worker that comes back after a while is not to be given up by a configuration
-        // that ticks before this one.
-        fleet_table.refresh(context.store, &urls, now_secs)?;
-        let state = fleet_table.read(context.store)?;
-        let fleet = Rc::new(Fleet::new(&config, &state));
+        let (roster, fleet) = Roster::open(&config, context.store, now_secs)?;
         Ok(Self {
             policies: PolicyName::ALL.iter().map(|name| (*name, policy::named(*name, &config))).collect(),
             fleet,
-            fleet_version: state.version(),
-            fleet_table,
+            roster,
             load,
             reports: HashMap::new(),
             tree: PrefixTree::new(&with_slots(&instance, config.max_workers), config.max_tree_size),
@@ -156,6 +152,7 @@ impl Balancer {
             config: Rc::new(config),
             tally: Tally::default(),
             warned_unplaced: false,
+            dropped: 0,
             warned_passthrough: false,
             warned_unknown: false,
             census: Census::default(),
@@ -194,10 +191,7 @@ impl Balancer {
     pub fn retire(&mut self, metrics: &mut Metrics, others: &[String]) {
         self.publish(metrics);
         for worker in self.fleet.workers().iter().filter(|worker| !others.contains(&worker.url)) {
-            let labels = [("worker", worker.url.as_str())];
-            metrics.set("smg_worker_requests_active", &labels, 0);
-            metrics.set("smg_worker_routing_keys_active", &labels, 0);
-            metrics.set("smg_worker_health", &labels, 0);
+            gauges::show_gone(metrics, &worker.url);
         }
     }
 
@@ -230,11 +224,6 @@ impl Balancer {
     pub fn in_flight(&self, store: &mut dyn Store, id: SlotId) -> Result<u32, StoreError> {
         Ok(self.load.read(store, id.block())?.block.slot(id.position()).in_flight)
     }
-}
-
-/// The hashes of all configured URLs.
-fn hashes(config: &Config) -> Vec<u64> {
-    config.workers.iter().map(|worker| url_hash(&worker.url)).collect()
 }
 
 #[cfg(test)]

@@ -4,17 +4,16 @@ use std::rc::Rc;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::table::{Delta, Read, TRIES};
-use super::{Balancer, CachedReports, Changed, Context, Ledger, Level};
+use super::table::{Delta, TRIES};
+use super::{Balancer, Changed, Context, Ledger, Level};
 use crate::answer::Refusal;
 use crate::breaker;
-use crate::config::PolicyName;
-use crate::fleet::{Fleet, Pool, UNKNOWN_MODEL, Worker};
+use crate::config::{Breaker, PolicyName};
+use crate::fleet::{ConnectionMode, Fleet, Pool, UNKNOWN_MODEL, Worker};
 use crate::policy::{Branch, Candidate, Pick, View};
 use crate::prefix::path::{self, Node, Root};
 use crate::state::keys::KeyPage;
-use crate::state::load::{BreakerState, SLOTS_PER_BLOCK, Slot, SlotId};
-use crate::state::report::{Entry, ReportBlock};
+use crate::state::load::{BreakerState, Slot, SlotId};
 use crate::state::tree::{Found, Label};
 use crate::store::{StoreError, Write};
 
@@ -75,6 +74,12 @@ impl Ticket {
         self.fleet.worker(*self.list.first()?)
     }
 
+    /// The worker that Envoy knows as `address`.
+    #[must_use]
+    pub fn worker_at(&self, address: &str) -> Option<&Worker> {
+        self.fleet.by_address(address).and_then(|at| self.fleet.worker(at))
+    }
+
     /// The fleet it was placed in.
     #[must_use]
     pub fn fleet(&self) -> &Fleet {
@@ -116,8 +121,8 @@ impl Balancer {
         let fleet = Rc::clone(&self.fleet);
         let pool = fleet.pool(prompt.model);
         if pool.workers.is_empty() {
-            if !fleet.unplaced().is_empty() {
-                // Workers are registered whose addresses nobody has told yet: one of them may serve it.
+            if fleet.waits() {
+                // Workers are registered whose addresses nobody has told yet, or nobody has told of any: one may serve it.
                 return Err(Refusal::NoAvailableWorkers);
             }
             let model = if prompt.model.is_empty() { UNKNOWN_MODEL } else { prompt.model };
@@ -130,7 +135,7 @@ impl Balancer {
         }
         ledger.prepare(context.store);
         let placement = match self.choose(context, &fleet, pool, prompt, &nodes, ledger) {
-            Ok(placement) => placement?,
+            Ok(placement) => placement.inspect_err(|refusal| shed(context, prompt, refusal))?,
             Err(error) => return Ok(self.place_blindly(context, &fleet, pool, error)),
         };
         ledger.save(context.store);
@@ -190,9 +195,9 @@ impl Balancer {
         let token_ids = (prompt.token_count > 0).then(|| u32::try_from(prompt.token_count).unwrap_or(u32::MAX));
         for attempt in 1.. {
             let reports = self.fetch_reports(context, &reads)?;
-            let candidates = self.candidates(context, pool, &reads, &reports, needs.last_load);
+            let candidates = self.candidates(context, fleet, pool, &reads, &reports, needs.last_load);
             if candidates.is_empty() {
-                return Ok(Err(Refusal::NoAvailableWorkers));
+                return Ok(Err(Self::why_nobody(context, fleet, pool, &reads, &reports, prompt.model)));
             }
             let available = |id: SlotId| candidates.iter().any(|candidate| candidate.id == id);
             if !searched_again
@@ -222,7 +227,8 @@ impl Balancer {
             };
             let before = read.block.slot(id.position());
             let mut slot = before;
-            self.credit(&mut slot, &pick, brings(id), context.now_secs());
+            let breaker = fleet.worker(worker).map_or(self.config.breaker, |worker| worker.breaker);
+            credit(&breaker, &mut slot, &pick, brings(id), context.now_secs());
             read.block.set_slot(id.position(), slot);
             let healthy = slot.breaker == BreakerState::Closed && slot.failures == 0;
             let written = self.load.write(context.store, read)?;
@@ -242,7 +248,7 @@ impl Balancer {
                 // Lost every race: keep the pick and apply what it costs as a mere change.
                 let now_secs = context.now_secs();
                 let applied = self.load.change(context.store, id, |slot| {
-                    self.credit(slot, &pick, brings(id), now_secs);
+                    credit(&breaker, slot, &pick, brings(id), now_secs);
                     true
                 })?;
                 if applied == Changed::Lost {
@@ -258,83 +264,9 @@ impl Balancer {
         Ok(Err(Refusal::NoAvailableWorkers))
     }
 
-    /// The write that a pick makes to its worker's slot.
-    fn credit(&self, slot: &mut Slot, pick: &Pick, brings_key: bool, now_secs: u32) {
-        slot.in_flight = slot.in_flight.saturating_add(1);
-        slot.keys = slot.keys.saturating_add(i32::from(brings_key));
-        if let Some(tokens) = pick.credit {
-            slot.tally_tokens = slot.tally_tokens.saturating_add(tokens);
-            slot.tally_requests = slot.tally_requests.saturating_add(1);
-        }
-        breaker::on_dispatch(&self.config.breaker, slot, now_secs);
-    }
-
     fn policy_for(&self, prompt: Prompt<'_>) -> PolicyName {
         let named = prompt.policy.unwrap_or(self.config.policy);
         if prompt.any_worker { PolicyName::LeastLoad } else { named }
-    }
-
-    /// The reports of the blocks in `reads`, in their order and of the versions that the blocks name.
-    fn fetch_reports(
-        &mut self,
-        context: &mut Context<'_>,
-        reads: &[Read],
-    ) -> Result<Vec<Rc<CachedReports>>, StoreError> {
-        let mut reports = Vec::with_capacity(reads.len());
-        for read in reads {
-            let version = read.block.report_version();
-            let cached = self.reports.entry(read.number).or_default();
-            // A block that nobody has reported to has version 0 and nothing to fetch.
-            if cached.version != version {
-                let stored = context.store.get(&self.load.report_key(read.number))?;
-                let block = ReportBlock::new(stored.map(|stored| stored.value).unwrap_or_default());
-                let entries = (0..SLOTS_PER_BLOCK).map(|position| block.entry(position)).collect();
-                *cached = Rc::new(CachedReports { version, entries });
-            }
-            reports.push(Rc::clone(cached));
-        }
-        Ok(reports)
-    }
-
-    /// The workers of `pool` that may be chosen now. `last_load`: see [`crate::policy::Needs`].
-    fn candidates<'a>(
-        &self,
-        context: &Context<'_>,
-        pool: &Pool,
-        reads: &[Read],
-        reports: &'a [Rc<CachedReports>],
-        last_load: bool,
-    ) -> Vec<Candidate<'a>> {
-        let now_secs = context.now_secs();
-        let mut candidates = Vec::with_capacity(pool.workers.len());
-        // Neighbours mostly share a block: what belongs to it is looked up once for a run of them.
-        let mut run: Option<(&Read, &[Entry])> = None;
-        for (&worker, &id) in pool.workers.iter().zip(&pool.ids) {
-            if run.is_none_or(|(read, _)| read.number != id.block()) {
-                let mut blocks = reads.iter().zip(reports);
-                run = blocks.find(|(read, _)| read.number == id.block()).map(|(read, told)| (read, &*told.entries));
-            }
-            let Some((read, entries)) = run else { continue };
-            let Some(slot) = read.block.view(id.position()) else { continue };
-            let available = slot.generation() == id.generation
-                && slot.is_selectable()
-                && (slot.breaker() == BreakerState::Closed
-                    || breaker::lets_through(&self.config.breaker, &slot.decode(), now_secs));
-            if !available {
-                continue;
-            }
-            let entry = entries.get(id.position());
-            let counts = |entry: &&Entry| entry.generation == id.generation && (last_load || !entry.silent);
-            candidates.push(Candidate {
-                worker,
-                id,
-                in_flight: slot.in_flight(),
-                tally_tokens: slot.tally_tokens(),
-                tally_requests: slot.tally_requests(),
-                report: entry.filter(counts).and_then(|entry| entry.load_at(context.now_ms)),
-            });
-        }
-        candidates
     }
 
     fn max_attempts(&self) -> usize {
@@ -354,7 +286,8 @@ impl Balancer {
     fn record(&mut self, context: &mut Context<'_>, fleet: &Fleet, prompt: Prompt<'_>, placement: &Placement) {
         let policy = self.policy_for(prompt).as_str();
         let model = fleet.model_label(prompt.model);
-        self.tally.selected(model, policy);
+        let mode = fleet.worker(placement.worker).map_or(ConnectionMode::Http, |worker| worker.mode);
+        self.tally.selected(model, policy, mode);
         let (pick, matched) = (&placement.pick, &placement.found.matched);
         if let Some(branch) = pick.branch.filter(|branch| *branch != Branch::KvPressure) {
             self.tally.decided(branch, matched.matched, matched.total);
@@ -378,6 +311,27 @@ impl Balancer {
             context.log.line(Level::Debug, &line);
         }
     }
+}
+
+/// Counts and logs that a request is shed, if it is.
+fn shed(context: &mut Context<'_>, prompt: Prompt<'_>, refusal: &Refusal) {
+    // What is no inference request is not refused.
+    if prompt.any_worker || !matches!(refusal, Refusal::Overloaded { .. }) {
+        return;
+    }
+    context.metrics.add("smg_worker_overload_shed_total", &[("stage", "selection")], 1);
+    context.log.line(Level::Debug, "Overload shed branch=all_overloaded_shed stage=selection");
+}
+
+/// The write that a pick makes to its worker's slot.
+fn credit(config: &Breaker, slot: &mut Slot, pick: &Pick, brings_key: bool, now_secs: u32) {
+    slot.in_flight = slot.in_flight.saturating_add(1);
+    slot.keys = slot.keys.saturating_add(i32::from(brings_key));
+    if let Some(tokens) = pick.credit {
+        slot.tally_tokens = slot.tally_tokens.saturating_add(tokens);
+        slot.tally_requests = slot.tally_requests.saturating_add(1);
+    }
+    breaker::on_dispatch(config, slot, now_secs);
 }
 
 /// Counts a request of `key` at `id`, whose number of distinct keys was raised already if it `brought` a new one, and

@@ -106,7 +106,7 @@ impl Balancer {
         let mut transition = None;
         let fed = self.load.change(context.store, worker.id, |slot| {
             let before = slot.breaker;
-            let changed = breaker::on_outcome(&self.config.breaker, slot, outcome, now_secs);
+            let changed = breaker::on_outcome(&worker.breaker, slot, outcome, now_secs);
             transition = (before != slot.breaker).then_some((before, slot.breaker));
             changed
         });

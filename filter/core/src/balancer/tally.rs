@@ -1,5 +1,6 @@
 //! What a balancer counts per request, as plain numbers: metric names are only made on ticks.
 
+use crate::fleet::ConnectionMode;
 use crate::metrics::Metrics;
 use crate::policy::Branch;
 
@@ -21,26 +22,35 @@ const RATIO_BOUNDS: [(f64, &str); 11] = [
 /// SMG keeps the names of so many models; later ones are counted together.
 const MAX_MODELS: usize = 1024;
 
+/// Selections of one kind.
+#[derive(Debug)]
+struct Selections {
+    model: String,
+    policy: &'static str,
+    mode: ConnectionMode,
+    count: u64,
+}
+
 /// Counts since the last tick.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    selections: Vec<(String, &'static str, u64)>,
+    selections: Vec<Selections>,
     branches: [(u64, Option<Branch>); 3],
     ratios: [u64; RATIO_BOUNDS.len()],
     evicted: u64,
 }
 
 impl Tally {
-    /// A worker was chosen for a request of `model` (a name the fleet knows).
-    pub(super) fn selected(&mut self, model: &str, policy: &'static str) {
-        let at = |name: &str, known: &[(String, &str, u64)]| {
-            known.iter().position(|(model, by, _)| model == name && *by == policy)
+    /// A worker of this connection mode was chosen for a request of `model` (a name the fleet knows).
+    pub(super) fn selected(&mut self, model: &str, policy: &'static str, mode: ConnectionMode) {
+        let at = |name: &str, known: &[Selections]| {
+            known.iter().position(|of| of.model == name && of.policy == policy && of.mode == mode)
         };
         let known = at(model, &self.selections);
         let model = if known.is_none() && self.selections.len() >= MAX_MODELS { "other" } else { model };
         match known.or_else(|| at(model, &self.selections)).and_then(|at| self.selections.get_mut(at)) {
-            Some((_, _, count)) => *count += 1,
-            None => self.selections.push((model.to_owned(), policy, 1)),
+            Some(of) => of.count += 1,
+            None => self.selections.push(Selections { model: model.to_owned(), policy, mode, count: 1 }),
         }
     }
 
@@ -66,9 +76,9 @@ impl Tally {
 
     /// Moves the counts into `metrics`.
     pub(super) fn publish(&mut self, metrics: &mut Metrics) {
-        for (model, policy, count) in self.selections.iter_mut().filter(|(_, _, count)| *count > 0) {
+        for Selections { model, policy, mode, count } in self.selections.iter_mut().filter(|of| of.count > 0) {
             let labels =
-                [("worker_type", "regular"), ("connection_mode", "http"), ("model", model), ("policy", policy)];
+                [("worker_type", "regular"), ("connection_mode", mode.as_str()), ("model", model), ("policy", policy)];
             metrics.add("smg_worker_selection_total", &labels, std::mem::take(count));
         }
         for (count, branch) in &mut self.branches {
@@ -112,8 +122,8 @@ mod tests {
     #[test]
     fn counts_come_out_once_with_their_labels() {
         let mut tally = Tally::default();
-        tally.selected("m", "cache_aware");
-        tally.selected("m", "cache_aware");
+        tally.selected("m", "cache_aware", ConnectionMode::Http);
+        tally.selected("m", "cache_aware", ConnectionMode::Http);
         tally.decided(Branch::Spill, 3, 10);
         tally.decided(Branch::TreeMatch, 9, 10);
         let seen = published(&mut tally);

@@ -3,16 +3,14 @@
 use std::rc::Rc;
 
 use super::table::TRIES;
-use super::{Balancer, Changed, Context, Ledger, Level, hashes};
+use super::{Balancer, Changed, Context, Ledger, Level};
 use crate::config::PolicyName;
-use crate::fleet::{Fleet, UNKNOWN_MODEL};
-use crate::metrics::Metrics;
-use crate::report::Snapshot;
-use crate::state::census::Census;
+use crate::fleet::UNKNOWN_MODEL;
+use crate::report::{Health, Snapshot};
 use crate::state::fleet::url_hash;
-use crate::state::load::{BreakerState, Slot, SlotId};
+use crate::state::load::{Slot, SlotId, Status};
+use crate::state::named::{BYTES_PER_SLOT, MAX_WORKER_BYTES};
 use crate::state::report::{Entry, ReportBlock};
-use crate::state::tree::Label;
 use crate::store::{StoreError, Write, version_of};
 
 /// What became of a snapshot's workers.
@@ -22,15 +20,21 @@ pub struct Applied {
     pub taken: u64,
     /// Reports older than what is known.
     pub old: u64,
-    /// Reports of workers that no configuration names.
+    /// Reports of workers that no configuration names or wants.
     pub foreign: u64,
+    /// Workers of which it is not kept that they are there, see [`crate::state::named::Noted`].
+    pub dropped: u64,
     /// Reports that lost every race; the next snapshot brings newer ones.
     pub lost: u64,
 }
 
-/// What is shown of each worker.
-const WORKER_GAUGES: [&str; 4] =
-    ["smg_worker_requests_active", "smg_worker_health", "smg_worker_cb_state", "smg_worker_routing_keys_active"];
+/// What a snapshot says of the owner of a slot.
+#[derive(Debug, Clone, Copy)]
+struct Told {
+    id: SlotId,
+    entry: Entry,
+    status: Status,
+}
 
 /// A sidecar that claims to report less often than that is not believed: one wrong number would freeze a worker's load.
 const MAX_INTERVAL_MS: u32 = 600_000;
@@ -50,11 +54,7 @@ impl Balancer {
         if seed != 0 {
             self.seed = seed;
         }
-        if let Some(state) = self.fleet_table.read_newer(context.store, self.fleet_version)? {
-            self.fleet = Rc::new(Fleet::new(&self.config, &state));
-            self.fleet_version = state.version();
-            self.gauges.clear();
-        }
+        self.renew_fleet(context, leads)?;
         self.warn_unplaced(context);
         if leads {
             self.lead(context, ledger)?;
@@ -71,6 +71,18 @@ impl Balancer {
                 "workers without an address or a slot cannot be chosen: {}; a URL with a host name needs an `address` \
                  in the configuration or from the sidecar, and all workers of an instance must fit `max_workers`",
                 self.fleet.unplaced().join(" ")
+            );
+            context.log.line(Level::Warn, &line);
+        }
+    }
+
+    /// Says of a reporter that it names workers that cannot be kept, whenever their number changes.
+    fn warn_dropped(&mut self, context: &mut Context<'_>, dropped: u64) {
+        if std::mem::replace(&mut self.dropped, dropped) != dropped && dropped > 0 {
+            let line = format!(
+                "{dropped} workers of a snapshot are not kept: their URL is none, what is said of one takes more than \
+                 {MAX_WORKER_BYTES} bytes, or `max_workers` is too small ({} workers, {BYTES_PER_SLOT} bytes each on average)",
+                self.config.max_workers
             );
             context.log.line(Level::Warn, &line);
         }
@@ -107,17 +119,17 @@ impl Balancer {
         ledger.patrol(context)?;
         let fleet = Rc::clone(&self.fleet);
         if let Some(counted) = self.census.step(context.store, &self.tree, &|id| fleet.by_slot(id).is_some())? {
-            show_trees(context.metrics, &fleet, &counted);
+            super::gauges::show_trees(context.metrics, &fleet, &counted);
             let line = format!("prefix tree: {} nodes in {} bytes", counted.nodes, counted.bytes);
             context.log.line(Level::Info, &line);
         }
-        self.gauges(context)
+        self.watch(context)
     }
 
     /// Notes that this configuration's workers are in use and gives up slots that nobody names any more.
     fn sweep(&mut self, context: &mut Context<'_>) -> Result<(), StoreError> {
         let now_secs = context.now_secs();
-        let state = self.fleet_table.refresh(context.store, &hashes(&self.config), now_secs)?;
+        let state = self.roster.refresh(&self.config, context.store, now_secs)?;
         let forgotten = state.forgotten(now_secs);
         // A clock that leaps makes other configurations' workers look forgotten until their own sweep: a slot goes only
         // when two sweeps in a row have found it so.
@@ -138,47 +150,7 @@ impl Balancer {
             released
         })?;
         if done == Changed::Done && released {
-            self.fleet_table.free(context.store, id)?;
-        }
-        Ok(())
-    }
-
-    /// Sets the gauges of all workers.
-    fn gauges(&mut self, context: &mut Context<'_>) -> Result<(), StoreError> {
-        let fleet = Rc::clone(&self.fleet);
-        if self.gauges.len() != fleet.workers().len() {
-            let mut named = |url: &str| WORKER_GAUGES.map(|name| context.metrics.gauge(name, &[("worker", url)]));
-            self.gauges = fleet.workers().iter().map(|worker| named(&worker.url)).collect();
-        }
-        let mut block = None;
-        for (number, worker) in fleet.workers().iter().enumerate() {
-            if block.as_ref().is_none_or(|(number, _)| *number != worker.id.block()) {
-                block = Some((worker.id.block(), self.load.read(context.store, worker.id.block())?.block));
-            }
-            let Some((_, block)) = &block else { continue };
-            let slot = block.slot(worker.id.position());
-            if slot.generation != worker.id.generation {
-                // Named again in the middle of its release: with the release finished, the next tick gives it a slot.
-                self.fleet_table.free(context.store, worker.id)?;
-                continue;
-            }
-            let state = match slot.breaker {
-                BreakerState::Closed => 0,
-                BreakerState::Open => 1,
-                BreakerState::HalfOpen => 2,
-            };
-            let keys = u64::try_from(slot.keys).unwrap_or(0);
-            let values = [u64::from(slot.in_flight), u64::from(slot.status.is_selectable()), state, keys];
-            let gauges = self.gauges.get(number).copied().unwrap_or_default();
-            for (gauge, value) in gauges.into_iter().zip(values) {
-                if let Some(gauge) = gauge {
-                    context.metrics.set_at(gauge, value);
-                }
-            }
-        }
-        for model in fleet.models().into_iter().chain([UNKNOWN_MODEL]) {
-            let labels = [("worker_type", "regular"), ("connection_mode", "http"), ("model", model)];
-            context.metrics.set("smg_worker_pool_size", &labels, fleet.pool(model).workers.len() as u64);
+            self.roster.fleet.free(context.store, id)?;
         }
         Ok(())
     }
@@ -189,19 +161,17 @@ impl Balancer {
     /// # Errors
     /// When the store cannot answer.
     pub fn apply(&mut self, context: &mut Context<'_>, snapshot: &Snapshot) -> Result<Applied, StoreError> {
-        let slots = self.fleet_table.read(context.store)?.slots();
-        let mut applied = Applied::default();
-        let mut addresses = Vec::new();
-        let mut reports: Vec<(SlotId, Entry)> = Vec::with_capacity(snapshot.workers.len());
+        let now_secs = context.now_secs();
+        let (fleet, dropped) = self.roster.note(context.store, snapshot, now_secs)?;
+        self.warn_dropped(context, dropped);
+        let slots = fleet.slots();
+        let mut applied = Applied { dropped, ..Applied::default() };
+        let mut reports: Vec<Told> = Vec::with_capacity(snapshot.workers.len());
         for worker in &snapshot.workers {
-            let hash = url_hash(&worker.url);
-            let Some(&id) = slots.get(&hash) else {
+            let Some(&id) = slots.get(&url_hash(&worker.url)) else {
                 applied.foreign += 1;
                 continue;
             };
-            if let Some(address) = worker.address.as_deref().and_then(canonical) {
-                addresses.push((hash, address));
-            }
             let entry = Entry {
                 load: worker.load,
                 loaded_ms: context.now_ms,
@@ -212,10 +182,10 @@ impl Balancer {
                 sequence: snapshot.sequence,
                 generation: id.generation,
             };
-            reports.push((id, entry));
+            reports.push(Told { id, entry, status: status(worker.health) });
         }
         for block in 0..self.load.blocks() {
-            let of_block: Vec<_> = reports.iter().filter(|(id, _)| id.block() == block).collect();
+            let of_block: Vec<_> = reports.iter().filter(|told| told.id.block() == block).collect();
             if of_block.is_empty() {
                 continue;
             }
@@ -231,9 +201,6 @@ impl Balancer {
                 }
             }
         }
-        if applied.taken > 0 {
-            self.fleet_table.set_addresses(context.store, &addresses)?;
-        }
         Ok(applied)
     }
 
@@ -242,15 +209,16 @@ impl Balancer {
         &self,
         context: &mut Context<'_>,
         block: u16,
-        reports: &[&(SlotId, Entry)],
-    ) -> Result<Option<Vec<(SlotId, bool)>>, StoreError> {
+        reports: &[&Told],
+    ) -> Result<Option<Vec<Told>>, StoreError> {
         let key = self.load.report_key(block);
         for _ in 0..TRIES {
             let stored = context.store.get(&key)?;
             let version = version_of(stored.as_ref());
             let mut cold = ReportBlock::new(stored.map(|stored| stored.value).unwrap_or_default());
             let mut taken = Vec::with_capacity(reports.len());
-            for (id, entry) in reports {
+            for told in reports {
+                let Told { id, entry, .. } = told;
                 let known = cold.entry(id.position());
                 let mut news = *entry;
                 if known.generation == id.generation {
@@ -260,7 +228,7 @@ impl Balancer {
                     news.follow(&known);
                 }
                 cold.set_entry(id.position(), &news);
-                taken.push((*id, entry.load.is_some()));
+                taken.push(**told);
             }
             if taken.is_empty() || context.store.set(&key, cold.as_bytes(), version)? == Write::Done {
                 return Ok(Some(taken));
@@ -269,23 +237,23 @@ impl Balancer {
         Ok(None)
     }
 
-    /// Makes new reports of one block count: zeroes the tallies they cover and names the new version.
-    fn name_reports(
-        &self,
-        context: &mut Context<'_>,
-        block: u16,
-        taken: &[(SlotId, bool)],
-    ) -> Result<bool, StoreError> {
+    /// Makes new reports of one block count: sets the statuses, zeroes the tallies they cover and names the new version.
+    fn name_reports(&self, context: &mut Context<'_>, block: u16, taken: &[Told]) -> Result<bool, StoreError> {
         if taken.is_empty() {
             return Ok(true);
         }
         for _ in 0..TRIES {
             let mut read = self.load.read(context.store, block)?;
-            for (id, _) in taken.iter().filter(|(_, reports)| *reports) {
-                let slot = read.block.slot(id.position());
-                if slot.generation == id.generation {
-                    read.block.set_slot(id.position(), Slot { tally_tokens: 0, tally_requests: 0, ..slot });
+            for Told { id, entry, status } in taken {
+                let mut slot = read.block.slot(id.position());
+                if slot.generation != id.generation {
+                    continue;
                 }
+                slot.status = *status;
+                if entry.load.is_some() {
+                    (slot.tally_tokens, slot.tally_requests) = (0, 0);
+                }
+                read.block.set_slot(id.position(), slot);
             }
             read.block.bump_report_version();
             if self.load.write(context.store, &read)? == Write::Done {
@@ -296,39 +264,14 @@ impl Balancer {
     }
 }
 
-/// Sets the gauges of the prefix tree. Only models that the fleet names have their own.
-fn show_trees(metrics: &mut Metrics, fleet: &Fleet, counted: &Census) {
-    metrics.set("smg_cache_tree_nodes", &[], counted.nodes);
-    metrics.set("smg_cache_tree_bytes", &[], counted.bytes);
-    for model in fleet.models().into_iter().chain([UNKNOWN_MODEL]) {
-        for (tokens, units, name) in
-            [(false, "smg_cache_tree_chars", "string"), (true, "smg_cache_tree_tokens", "token")]
-        {
-            let tree = counted.trees.get(&Label::new(model, tokens));
-            let (units_held, holders) = tree.map_or((0, 0), |tree| (tree.units, tree.holders.len() as u64));
-            metrics.set(units, &[("model", model)], units_held);
-            metrics.set("smg_cache_tree_tenants", &[("model", model), ("tree", name)], holders);
-        }
-    }
-}
-
-/// The `ip:port` in `text` as Envoy writes it, if it is one that a host can have.
-fn canonical(text: &str) -> Option<String> {
-    let address: std::net::SocketAddr = text.parse().ok()?;
-    let scoped = matches!(address, std::net::SocketAddr::V6(v6) if v6.scope_id() != 0);
-    (address.port() != 0 && !scoped).then(|| address.to_string())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::canonical;
-
-    #[test]
-    fn only_addresses_that_a_host_can_have_are_taken_and_written_as_envoy_writes_them() {
-        assert_eq!(canonical("10.0.0.1:80").as_deref(), Some("10.0.0.1:80"));
-        assert_eq!(canonical("[0:0:0:0:0:0:0:1]:80").as_deref(), Some("[::1]:80"));
-        for text in ["10.0.0.1", "10.0.0.1:0", "[fe80::1%3]:80", "engine:80", ""] {
-            assert_eq!(canonical(text), None, "{text}");
-        }
+/// The status of a worker that is said to be in this health.
+fn status(health: Option<Health>) -> Status {
+    match health {
+        None => Status::Unset,
+        Some(Health::Pending) => Status::Pending,
+        Some(Health::Ready) => Status::Ready,
+        Some(Health::NotReady) => Status::NotReady,
+        Some(Health::Failed) => Status::Failed,
+        Some(Health::Draining) => Status::Draining,
     }
 }

@@ -127,6 +127,7 @@ const KEYS: &[Key] = &[
         (name.len() <= 32 && name.bytes().all(valid)).then(|| c.instance = name.to_owned())
     }),
     Key { name: "workers", alias: Some("worker_urls"), allowed: "", set: Set::Workers },
+    Key::new("discovered_workers", BOOLEAN, |c, v| put(&mut c.discovered_workers, v.as_bool().map(Some))),
     Key::new("policy", POLICIES, |c, v| put(&mut c.policy, PolicyName::from_name(v.as_str()?))),
     Key::new("max_attempts", "a whole number from 1 to 16, and 1 + the route's num_retries", |c, v| {
         put(&mut c.max_attempts, count(v, 1).filter(|&attempts| attempts <= 16))
@@ -194,6 +195,14 @@ const KEYS: &[Key] = &[
     Key::new("disable_circuit_breaker", BOOLEAN, |c, v| {
         put(&mut c.breaker.enabled, v.as_bool().map(|disable| !disable))
     }),
+    // Overload protection
+    Key::new("worker_overload_protection", BOOLEAN, |c, v| put(&mut c.overload_protection, v.as_bool())),
+    Key::new("worker_overload_waiting_requests", POSITIVE, |c, v| {
+        put(&mut c.overload.waiting_requests, count(v, 1).map(Some))
+    }),
+    Key::new("worker_overload_token_usage", "a number above 0, at most 1", |c, v| {
+        put(&mut c.overload.token_usage, number(v, |usage| usage > 0.0 && usage <= 1.0).map(Some))
+    }),
     // Retries are Envoy's: the route's retry policy has these settings.
     Key::inert("disable_retries", BOOLEAN, boolean),
     Key::inert("retry_initial_backoff_ms", WHOLE, any_count),
@@ -216,11 +225,6 @@ const KEYS: &[Key] = &[
     }),
     Key::inert("max_idle_secs", WHOLE, any_count).or("sticky_key_idle_secs"),
     Key::inert("routing_key_override", BOOLEAN, boolean).or("sticky_sessions"),
-    Key::inert("worker_overload_protection", BOOLEAN, boolean),
-    Key::inert("worker_overload_waiting_requests", POSITIVE, positive),
-    Key::inert("worker_overload_token_usage", "a number above 0, at most 1", |v| {
-        number(v, |number| number > 0.0 && number <= 1.0).map(drop)
-    }),
     Key::inert("prefill_policy", "an SMG policy other than passthrough", |v| name(v, &LEG_POLICIES)),
     Key::inert("decode_policy", "an SMG policy other than passthrough and bucket", |v| name(v, LEG_POLICIES.get(1..)?)),
     Key::inert("encode_policy", "random, round_robin or consistent_hashing", |v| {

@@ -5,6 +5,7 @@
 
 mod error;
 mod keys;
+mod overrides;
 mod suggest;
 mod values;
 mod workers;
@@ -15,7 +16,9 @@ mod tests;
 use serde_json::{Map, Value};
 
 pub use error::ConfigError;
-pub use workers::{Leg, WorkerConfig};
+pub use workers::{Leg, WorkerConfig, is_worker_url, spelled_address};
+
+use crate::report::Overload;
 
 /// A checked configuration. [`Config::default`] is what an empty one means.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,8 +35,14 @@ pub struct Config {
     pub score: ScoreParams,
     /// The circuit breaker of each worker.
     pub breaker: Breaker,
+    /// The limits of overload protection for workers that have none of their own; see [`Config::limits`].
+    pub overload: Overload,
+    /// Whether overload protection is on without any limit being named.
+    pub overload_protection: bool,
     /// The workers in pool order, their URLs all different.
     pub workers: Vec<WorkerConfig>,
+    /// Whether workers that only a sidecar names are chosen too; see [`Config::discovers`].
+    pub discovered_workers: Option<bool>,
     /// How often Envoy may try one request: 1 plus the route's `num_retries`. From 1 to 16.
     pub max_attempts: u32,
     /// The clusters whose requests are routed; `None` is all of them.
@@ -79,6 +88,20 @@ impl Config {
         Ok(config)
     }
 
+    /// Whether workers that only a sidecar names are chosen too: by default where none is configured.
+    #[must_use]
+    pub fn discovers(&self) -> bool {
+        self.discovered_workers.unwrap_or(self.workers.is_empty())
+    }
+
+    /// The limits of overload protection of a worker that has none of its own. Any named limit turns protection on by
+    /// itself; the switch alone means SMG's KV usage of 0.9.
+    #[must_use]
+    pub fn limits(&self) -> Overload {
+        let usual = self.overload_protection.then_some(0.9);
+        Overload { token_usage: self.overload.token_usage.or(usual), ..self.overload }
+    }
+
     /// The rules that join several keys.
     fn check(&self, members: &Map<String, Value>) -> Result<(), ConfigError> {
         let given = |key: &str| members.get(key).and_then(values::whole);
@@ -110,7 +133,10 @@ impl Default for Config {
             cache: CacheAware::default(),
             score: ScoreParams::default(),
             breaker: Breaker::default(),
+            overload: Overload::default(),
+            overload_protection: false,
             workers: Vec::new(),
+            discovered_workers: None,
             max_attempts: 5,
             clusters: None,
             route_metadata: false,

@@ -54,3 +54,9 @@ pub(super) fn ascending(value: &Value) -> Option<()> {
     let numbers: Vec<u32> = value.as_array()?.iter().map(|number| count(number, 1)).collect::<Option<_>>()?;
     numbers.is_sorted_by(|a, b| a < b).then_some(())
 }
+
+/// HTTP statuses.
+pub(super) fn statuses(value: &Value) -> Option<Vec<u16>> {
+    let status = |value: &Value| u16::try_from(whole(value)?).ok().filter(|status| (100..600).contains(status));
+    value.as_array()?.iter().map(status).collect()
+}

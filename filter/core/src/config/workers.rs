@@ -6,7 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use serde_json::{Map, Value};
 
 use super::values::{count, strings, text};
-use super::{ConfigError, named};
+use super::{ConfigError, named, overrides};
+use crate::report::{Overload, Resilience};
 
 named! {
     /// What part of a request a worker does.
@@ -21,28 +22,44 @@ named! {
 }
 
 /// One configured worker.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct WorkerConfig {
     /// The worker's URL, byte for byte as configured: its name everywhere.
     pub url: String,
     /// Where it is reached, `ip:port` with IPv6 in brackets. `None` for a host name that nobody has resolved yet.
     pub address: Option<String>,
-    /// The ids of the models that it serves, each once. None: any.
+    /// The ids of the models that it serves, each once. None: what a sidecar says, or any.
     pub models: Vec<String>,
-    /// What part of a request it does.
-    pub leg: Leg,
+    /// What part of a request it does. `None`: what a sidecar says, or all of it.
+    pub leg: Option<Leg>,
     /// The engine, in lower case (`sglang`, `vllm`); empty if not said.
     pub runtime: String,
     /// Free labels.
     pub labels: BTreeMap<String, String>,
     /// The port of SGLang's bootstrap server on a prefill worker.
     pub bootstrap_port: Option<u16>,
+    /// Its own circuit breaker settings; what is absent is the configuration's.
+    pub resilience: Resilience,
+    /// Its own limits of overload protection; what is absent is the configuration's.
+    pub overload: Overload,
 }
 
-const KEYS: [&str; 10] =
-    ["url", "address", "models", "model_ids", "model", "model_id", "leg", "runtime", "labels", "bootstrap_port"];
+const KEYS: [&str; 12] = [
+    "url",
+    "address",
+    "models",
+    "model_ids",
+    "model",
+    "model_id",
+    "leg",
+    "runtime",
+    "labels",
+    "bootstrap_port",
+    "resilience",
+    "overload",
+];
 const MODEL_KEYS: [&str; 4] = ["models", "model_ids", "model", "model_id"];
-const URL: &str = "http://host[:port] or https://host[:port]";
+const URL: &str = "http://host[:port], https://host[:port], grpc://host:port or grpcs://host:port";
 
 /// The workers in the array `value`, each an object or just a URL.
 pub(super) fn read(key: &str, value: &Value) -> Result<Vec<WorkerConfig>, ConfigError> {
@@ -69,7 +86,10 @@ pub(super) fn read(key: &str, value: &Value) -> Result<Vec<WorkerConfig>, Config
 pub(super) fn without_effect(workers: &[WorkerConfig]) -> Vec<&'static str> {
     let given = |given: fn(&WorkerConfig) -> bool| workers.iter().any(given);
     [
-        (given(|worker| worker.leg != Leg::Regular), "workers[].leg (prefill and decode workers take no requests)"),
+        (
+            given(|worker| !matches!(worker.leg, None | Some(Leg::Regular))),
+            "workers[].leg (prefill and decode workers take no requests)",
+        ),
         (given(|worker| !worker.runtime.is_empty()), "workers[].runtime"),
         (given(|worker| !worker.labels.is_empty()), "workers[].labels"),
         (given(|worker| worker.bootstrap_port.is_some()), "workers[].bootstrap_port"),
@@ -98,7 +118,7 @@ fn read_one(path: &str, value: &Value) -> Result<WorkerConfig, ConfigError> {
     }
     if let Some(value) = members.get("leg") {
         let leg = value.as_str().and_then(Leg::from_name);
-        worker.leg = leg.ok_or_else(|| wrong("leg", value, "regular, prefill or decode"))?;
+        worker.leg = Some(leg.ok_or_else(|| wrong("leg", value, "regular, prefill or decode"))?);
     }
     if let Some(value) = members.get("runtime") {
         let runtime = text(value).ok_or_else(|| wrong("runtime", value, "an engine's name, such as sglang or vllm"))?;
@@ -111,6 +131,12 @@ fn read_one(path: &str, value: &Value) -> Result<WorkerConfig, ConfigError> {
         let port = count(value, 1).and_then(|port| u16::try_from(port).ok());
         worker.bootstrap_port = Some(port.ok_or_else(|| wrong("bootstrap_port", value, "1 to 65535, or null"))?);
     }
+    if let Some(value) = members.get("resilience") {
+        worker.resilience = overrides::resilience(&format!("{path}.resilience"), value)?;
+    }
+    if let Some(value) = members.get("overload") {
+        worker.overload = overrides::overload(&format!("{path}.overload"), value)?;
+    }
     Ok(worker)
 }
 
@@ -118,15 +144,7 @@ fn read_url(path: &str, value: &Value) -> Result<WorkerConfig, ConfigError> {
     let wrong = || ConfigError::value(path, value, URL);
     let url = value.as_str().ok_or_else(wrong)?;
     let address = address_of(url).ok_or_else(wrong)?;
-    Ok(WorkerConfig {
-        url: url.to_owned(),
-        address,
-        models: Vec::new(),
-        leg: Leg::Regular,
-        runtime: String::new(),
-        labels: BTreeMap::new(),
-        bootstrap_port: None,
-    })
+    Ok(WorkerConfig { url: url.to_owned(), address, ..WorkerConfig::default() })
 }
 
 fn read_models(path: &str, members: &Map<String, Value>) -> Result<Vec<String>, ConfigError> {
@@ -153,12 +171,27 @@ fn labels(value: &Value) -> Option<BTreeMap<String, String>> {
     value.as_object()?.iter().map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect()
 }
 
+/// Whether a worker can have this URL.
+#[must_use]
+pub fn is_worker_url(url: &str) -> bool {
+    address_of(url).is_some()
+}
+
+/// The address that a worker's URL spells, `ip:port`; none if it has a host name.
+#[must_use]
+pub fn spelled_address(url: &str) -> Option<String> {
+    address_of(url).flatten()
+}
+
 /// The address of a valid URL: `Some(None)` for a host name, `None` if the URL is not valid. A path is not valid:
 /// requests go to the worker with the path that the client sent.
 fn address_of(url: &str) -> Option<Option<String>> {
-    let (authority, default_port) = match url.strip_prefix("http://") {
-        Some(authority) => (authority, 80),
-        None => (url.strip_prefix("https://")?, 443),
+    let (scheme, authority) = url.split_once("://")?;
+    let default_port = match scheme {
+        "http" => Some(80),
+        "https" => Some(443),
+        "grpc" | "grpcs" => None,
+        _ => return None,
     };
     let authority = authority.strip_suffix('/').unwrap_or(authority);
     let (host, port) = match authority.strip_prefix('[') {
@@ -172,7 +205,7 @@ fn address_of(url: &str) -> Option<Option<String>> {
         }
     };
     let port = match port {
-        "" => default_port,
+        "" => default_port?,
         port => port_number(port.strip_prefix(':')?)?,
     };
     if let Ok(ip) = host.parse::<IpAddr>() {

@@ -9,8 +9,9 @@ use std::rc::Rc;
 
 use crate::answer::{self, Answer};
 use crate::balancer::{Answered, Balancer, Context, Ledger, Prompt, Ticket};
-use crate::breaker::Outcome;
+use crate::breaker::{Outcome, status_of_grpc};
 use crate::config::PolicyName;
+use crate::fleet::Worker;
 use crate::request::{Endpoint, Facts, Parsed, endpoint, routing_key};
 
 pub use bodies::{Bodies, PATIENCE_MS};
@@ -249,11 +250,13 @@ impl Exchange {
         };
         let address = scene.http.property(&["upstream", "address"]).and_then(|raw| String::from_utf8(raw).ok());
         let status = scene.http.response_header(":status").and_then(|raw| parse_status(&raw)).unwrap_or(0);
-        let (outcome, from_upstream) = judge(scene.http, status, address.is_some());
         // A property costs about three times what a header does, so this one is read where it decides something. When the
         // pick itself answers well, Envoy can only have asked others if it went round the whole list, and each of those
         // is found out by the requests that are sent to it first.
         let pick_answered = address.is_some() && address.as_deref() == ticket.worker().map(|worker| &*worker.address);
+        let tried =
+            if pick_answered { ticket.worker() } else { address.as_deref().and_then(|at| ticket.worker_at(at)) };
+        let (outcome, from_upstream) = judge(scene.http, status, address.is_some(), tried);
         let attempts = if pick_answered && outcome == Some(Outcome::Success) { Some(1) } else { attempts(scene.http) };
         let answered = Answered { attempts, address: address.as_deref(), status, outcome };
         let worker = scene.balancer.answered(scene.context, ticket, answered, scene.ledger);
@@ -375,13 +378,18 @@ fn route_policy(scene: &mut Scene<'_, '_>) -> Option<PolicyName> {
 /// Envoy's own answers are told apart by their details, whatever the status. The details need not be asked for where a
 /// host was tried and the status is a success: only to a gRPC client does Envoy call its own errors so, and then with a
 /// `grpc-status` beside it.
-fn judge(http: &mut dyn Http, status: u16, tried: bool) -> (Option<Outcome>, bool) {
-    if tried && (200..300).contains(&status) && http.response_header("grpc-status").is_none() {
-        return (Some(Outcome::Success), true);
+fn judge(http: &mut dyn Http, status: u16, tried: bool, worker: Option<&Worker>) -> (Option<Outcome>, bool) {
+    let says = |status| worker.map_or_else(|| Outcome::of_status(status), |worker| worker.outcome(status));
+    let grpc_status = (200..300).contains(&status).then(|| http.response_header("grpc-status")).flatten();
+    if tried && (200..300).contains(&status) && grpc_status.is_none() {
+        return (Some(says(status)), true);
     }
     let details = http.property(&["response", "code_details"]).unwrap_or_default();
     match details.as_slice() {
-        b"via_upstream" | b"" => (Some(Outcome::of_status(status)), true),
+        b"via_upstream" | b"" => {
+            let status = grpc_status.map_or(status, |code| status_of_grpc(&code));
+            (Some(says(status)), true)
+        }
         details if is_workers_fault(details, status) => (Some(Outcome::Failure), false),
         _ => (None, false),
     }

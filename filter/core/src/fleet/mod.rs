@@ -1,19 +1,46 @@
 //! The workers one configuration may choose from, and the pools that requests see.
 //!
-//! A fleet is built when the configuration or the fleet table changes and is immutable afterwards; exchanges keep the
-//! one they were placed with.
+//! A fleet is built when the configuration, the fleet table or the named workers change and is immutable afterwards;
+//! exchanges keep the one they were placed with.
+
+mod members;
 
 use std::collections::{HashMap, HashSet};
 
-use crate::config::{Config, Leg, WorkerConfig};
-use crate::state::fleet::{FleetState, url_hash};
+use crate::breaker::{Outcome, Statuses};
+use crate::config::{Breaker, Config};
+use crate::report::{Load, Overload};
+use crate::state::fleet::FleetState;
 use crate::state::load::SlotId;
+use crate::state::named::Named;
+
+use self::members::Member;
 
 /// The reserved model id that means "any worker".
 pub const UNKNOWN_MODEL: &str = "unknown";
 
+/// How a worker is spoken to, the label `connection_mode` of metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConnectionMode {
+    /// HTTP.
+    Http,
+    /// gRPC.
+    Grpc,
+}
+
+impl ConnectionMode {
+    /// The label's value.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Grpc => "grpc",
+        }
+    }
+}
+
 /// One worker that can be chosen.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Worker {
     /// As configured, byte for byte: the worker's identity.
     pub url: String,
@@ -23,6 +50,14 @@ pub struct Worker {
     pub models: Vec<String>,
     /// Where its load is kept.
     pub id: SlotId,
+    /// Its circuit breaker's settings.
+    pub breaker: Breaker,
+    /// What its answers say of it, unless that is as usual.
+    pub statuses: Option<Box<Statuses>>,
+    /// From where on it is overloaded, if it can be.
+    pub limits: Overload,
+    /// How it is spoken to.
+    pub mode: ConnectionMode,
 }
 
 impl Worker {
@@ -30,6 +65,19 @@ impl Worker {
     #[must_use]
     pub fn model(&self) -> &str {
         self.models.first().map_or(UNKNOWN_MODEL, String::as_str)
+    }
+
+    /// What an answer of `status` says of it.
+    #[must_use]
+    pub fn outcome(&self, status: u16) -> Outcome {
+        self.statuses.as_ref().map_or_else(|| Outcome::of_status(status), |own| own.outcome(status))
+    }
+
+    /// Whether what it reports is at a limit or above it.
+    #[must_use]
+    pub fn is_overloaded(&self, load: &Load) -> bool {
+        self.limits.waiting_requests.is_some_and(|limit| load.waiting >= f64::from(limit))
+            || self.limits.token_usage.is_some_and(|limit| load.kv_usage >= limit)
     }
 }
 
@@ -56,43 +104,44 @@ pub struct Fleet {
     by_slot: HashMap<SlotId, u16>,
     unplaced: Vec<String>,
     needs_model: bool,
+    limited: bool,
+    grpc: bool,
+    /// Nobody has named a worker yet, and somebody may.
+    waits: bool,
 }
 
 impl Fleet {
-    /// The fleet of `config` as the fleet table places it. Workers without an address or a slot are left out.
+    /// The fleet of `config` as the fleet table places it, with what reporters have `named`. Workers without an address
+    /// or a slot are left out.
     #[must_use]
-    pub fn new(config: &Config, table: &FleetState) -> Self {
+    pub fn new(config: &Config, table: &FleetState, named: &Named) -> Self {
         let slots = table.slots();
-        let mut fleet = Self::default();
-        let regular = || config.workers.iter().filter(|worker| worker.leg == Leg::Regular);
-        let configured: HashSet<&str> = regular().filter_map(|worker| worker.address.as_deref()).collect();
-        for worker in regular() {
-            let hash = url_hash(&worker.url);
-            // What a sidecar has found must not lead to a host that is somebody else.
-            let found = table
-                .address(hash)
-                .filter(|found| !configured.contains(found) && !fleet.by_address.contains_key(*found));
-            let address = worker.address.as_deref().or(found);
-            match (address, slots.get(&hash)) {
-                (Some(address), Some(&id)) => fleet.add(worker, address.to_owned(), id),
-                _ => fleet.unplaced.push(worker.url.clone()),
+        let members = members::members(config, named);
+        let mut fleet = Self { waits: config.discovers() && members.is_empty(), ..Self::default() };
+        fleet.needs_model = needs_model(&members);
+        // What a reporter has found must not lead to a host that is somebody else.
+        let configured: HashSet<String> = config.workers.iter().filter_map(|worker| worker.address.clone()).collect();
+        for member in members {
+            let free = |found: &String| !configured.contains(found) && !fleet.by_address.contains_key(found);
+            let address = member.configured.clone().or_else(|| member.found.clone().filter(free));
+            match (address, slots.get(&member.hash)) {
+                (Some(address), Some(&id)) => fleet.add(member, address, id),
+                _ => fleet.unplaced.push(member.url),
             }
         }
-        fleet.needs_model = regular().any(|one| {
-            let lacks =
-                |model: &String| regular().any(|other| !other.models.is_empty() && !other.models.contains(model));
-            one.models.iter().any(lacks)
-        }) || (regular().any(|worker| worker.models.is_empty())
-            && regular().any(|worker| !worker.models.is_empty()));
+        fleet.limited = fleet.workers.iter().any(|worker| !worker.limits.is_default());
+        fleet.grpc = fleet.workers.iter().any(|worker| worker.mode == ConnectionMode::Grpc);
         fleet.build_pools();
         fleet
     }
 
-    fn add(&mut self, worker: &WorkerConfig, address: String, id: SlotId) {
+    fn add(&mut self, member: Member, address: String, id: SlotId) {
         let Ok(index) = u16::try_from(self.workers.len()) else { return };
         self.by_address.entry(address.clone()).or_insert(index);
         self.by_slot.insert(id, index);
-        self.workers.push(Worker { url: worker.url.clone(), address, models: worker.models.clone(), id });
+        let mode = if member.url.starts_with("grpc") { ConnectionMode::Grpc } else { ConnectionMode::Http };
+        let Member { url, models, breaker, statuses, limits, .. } = member;
+        self.workers.push(Worker { url, address, models, id, breaker, statuses, limits, mode });
     }
 
     fn build_pools(&mut self) {
@@ -175,6 +224,24 @@ impl Fleet {
         models
     }
 
+    /// The connection modes that are shown.
+    #[must_use]
+    pub fn modes(&self) -> &'static [ConnectionMode] {
+        if self.grpc { &[ConnectionMode::Http, ConnectionMode::Grpc] } else { &[ConnectionMode::Http] }
+    }
+
+    /// Whether any worker has a limit of overload protection.
+    #[must_use]
+    pub fn is_limited(&self) -> bool {
+        self.limited
+    }
+
+    /// Whether there may be workers that are not here: some have no address yet, or nobody has named any so far.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.waits || !self.unplaced.is_empty()
+    }
+
     /// URLs of workers that cannot be chosen: no address is known yet, or the fleet table is full.
     #[must_use]
     pub fn unplaced(&self) -> &[String] {
@@ -182,83 +249,13 @@ impl Fleet {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::state::fleet::FleetTable;
-    use crate::store::MemoryStore;
-
-    fn fleet(workers: &str) -> Fleet {
-        let config = Config::parse(format!(r#"{{"workers":{workers}}}"#).as_bytes()).unwrap();
-        let urls: Vec<u64> = config.workers.iter().map(|worker| url_hash(&worker.url)).collect();
-        let table = FleetTable::new("", 1024).intern(&mut MemoryStore::default(), &urls, 0).unwrap();
-        Fleet::new(&config, &table)
-    }
-
-    #[test]
-    fn a_worker_serves_each_of_its_models() {
-        let fleet = fleet(
-            r#"[{"url":"http://1.1.1.1:1","models":["base","lora"]},{"url":"http://1.1.1.1:2","models":["base"]},
-               {"url":"http://1.1.1.1:3","models":["other"]}]"#,
-        );
-        assert_eq!(fleet.pool("base").workers, [0, 1]);
-        assert_eq!(fleet.pool("lora").workers, [0]);
-        assert!(fleet.pool("nobody's").workers.is_empty());
-        for any in ["", "unknown"] {
-            assert_eq!(fleet.pool(any).workers, [0, 1, 2]);
-        }
-        assert!(fleet.needs_model());
-        assert_eq!(fleet.models(), ["base", "lora", "other"]);
-        assert_eq!((fleet.model_label("lora"), fleet.model_label("nobody's")), ("lora", "unknown"));
-    }
-
-    #[test]
-    fn a_worker_that_names_no_model_serves_any() {
-        let fleet = fleet(r#"["http://1.1.1.1:1",{"url":"http://1.1.1.1:2","models":["a"]}]"#);
-        assert_eq!(fleet.pool("a").workers, [0, 1]);
-        assert_eq!(fleet.pool("b").workers, [0]);
-        assert!(fleet.needs_model());
-    }
-
-    #[test]
-    fn one_model_everywhere_need_not_be_named() {
-        let fleet = fleet(r#"[{"url":"http://1.1.1.1:1","models":["a"]},{"url":"http://1.1.1.1:2","models":["a"]}]"#);
-        assert!(!fleet.needs_model());
-    }
-
-    #[test]
-    fn workers_that_wait_for_an_address_have_models_too() {
-        let fleet =
-            fleet(r#"[{"url":"http://1.1.1.1:1","models":["a"]},{"url":"http://engine-0:8000","models":["b"]}]"#);
-        assert!(fleet.needs_model());
-    }
-
-    #[test]
-    fn a_found_address_must_not_be_somebody_elses() {
-        let workers = r#"["http://engine-0:8000","http://engine-1:8000","http://1.1.1.1:2"]"#;
-        let config = Config::parse(format!(r#"{{"workers":{workers}}}"#).as_bytes()).unwrap();
-        let urls: Vec<u64> = config.workers.iter().map(|worker| url_hash(&worker.url)).collect();
-        let (table, mut store) = (FleetTable::new("", 1024), MemoryStore::default());
-        table.intern(&mut store, &urls, 0).unwrap();
-        let found = [(urls[0], "1.1.1.1:2".to_owned()), (urls[1], "1.1.1.1:3".to_owned())];
-        table.set_addresses(&mut store, &found).unwrap();
-        let fleet = Fleet::new(&config, &table.read(&mut store).unwrap());
-        assert_eq!(fleet.unplaced(), ["http://engine-0:8000"]);
-        assert_eq!(
-            fleet.by_address("1.1.1.1:2").and_then(|at| fleet.worker(at)).map(|w| w.url.as_str()),
-            Some("http://1.1.1.1:2")
-        );
-        assert_eq!(
-            fleet.by_address("1.1.1.1:3").and_then(|at| fleet.worker(at)).map(|w| w.url.as_str()),
-            Some("http://engine-1:8000")
-        );
-    }
-
-    #[test]
-    fn a_worker_without_an_address_waits_for_one() {
-        let fleet = fleet(r#"["http://engine-0:8000","http://1.1.1.1:2"]"#);
-        assert_eq!(fleet.unplaced(), ["http://engine-0:8000"]);
-        assert_eq!(fleet.pool("").workers, [0]);
-        assert_eq!(fleet.by_address("1.1.1.1:2"), Some(0));
-    }
+/// Whether different models have different pools: some serve what others do not, or whatever is asked for.
+fn needs_model(members: &[Member]) -> bool {
+    let named = || members.iter().map(|member| &member.models).filter(|models| !models.is_empty());
+    let Some(first) = named().next() else { return false };
+    let same = |models: &Vec<String>| models.len() == first.len() && models.iter().all(|model| first.contains(model));
+    members.iter().any(|member| member.models.is_empty()) || !named().all(same)
 }
+
+#[cfg(test)]
+mod tests;

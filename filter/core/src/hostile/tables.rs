@@ -7,8 +7,8 @@ use crate::report::{Load, Snapshot, WorkerReport};
 use crate::store::{MemoryStore, Store, StoreError, Versioned, Write};
 
 /// The first letters of the tables' keys: load, reports, fleet, prefix tree, claims, rows, key counts, turns, start of the
-/// turns, meta.
-pub const TABLES: [u8; 10] = *b"lpftcvkrsm";
+/// turns, meta, named workers.
+pub const TABLES: [u8; 11] = *b"lpftcvkrsmn";
 
 /// A store in which every value of one table is spoiled when it is read.
 struct Spoiled {

@@ -1,7 +1,7 @@
-//! The fleet table: which worker owns which slot, and addresses that only a sidecar can know.
+//! The fleet table: which worker owns which slot.
 //!
 //! Configurations put nothing into it but the hashes of their workers' URLs (several configurations may share it, and
-//! a rejected one runs too). A worker that no configuration has named for a while loses its slot; the slot's next owner
+//! a rejected one runs too). A worker that nobody has named for a while loses its slot; the slot's next owner
 //! has another generation, so nothing that was remembered of the old one is taken for the new one's.
 
 use std::collections::HashMap;
@@ -16,9 +16,6 @@ use crate::store::{Store, StoreError, Write, version_of};
 const HEADER_BYTES: usize = 16;
 const SLOT_BYTES: usize = 16;
 const TRIES: usize = 16;
-
-/// Longer addresses do not exist: a bracketed IPv6 address with scope and port has 60 bytes.
-const MAX_ADDRESS_BYTES: usize = 80;
 
 /// A slot that nobody has named for this long is given up, in seconds.
 pub const FORGOTTEN_AFTER_SECS: u32 = 60;
@@ -41,7 +38,8 @@ pub struct FleetTable {
 #[derive(Debug, Clone, Default)]
 pub struct FleetState {
     slots: Vec<Owner>,
-    addresses: Vec<(u64, String)>,
+    named: u64,
+    discovers_secs: u32,
     version: Option<u32>,
 }
 
@@ -63,30 +61,18 @@ impl FleetState {
                 generation: read_u16(bytes, at + 12),
             };
         }
-        let mut addresses = Vec::new();
-        let mut at = HEADER_BYTES + usize::from(capacity) * SLOT_BYTES;
-        while let Some(&length) = bytes.get(at + 8) {
-            let text = bytes.get(at + 9..at + 9 + usize::from(length)).and_then(|raw| std::str::from_utf8(raw).ok());
-            let Some(text) = text else { break };
-            addresses.push((read_u64(bytes, at), text.to_owned()));
-            at += 9 + usize::from(length);
-        }
-        Self { slots, addresses, version: None }
+        Self { slots, named: read_u64(bytes, 0), discovers_secs: read_u32(bytes, 8), version: None }
     }
 
     fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; HEADER_BYTES + self.slots.len() * SLOT_BYTES];
+        write(&mut bytes, 0, self.named.to_le_bytes());
+        write(&mut bytes, 8, self.discovers_secs.to_le_bytes());
         for (number, slot) in self.slots.iter().enumerate() {
             let at = HEADER_BYTES + number * SLOT_BYTES;
             write(&mut bytes, at, slot.url.to_le_bytes());
             write(&mut bytes, at + 8, slot.seen_secs.to_le_bytes());
             write(&mut bytes, at + 12, slot.generation.to_le_bytes());
-        }
-        for (url, address) in &self.addresses {
-            let Ok(length) = u8::try_from(address.len()) else { continue };
-            bytes.extend_from_slice(&url.to_le_bytes());
-            bytes.push(length);
-            bytes.extend_from_slice(address.as_bytes());
         }
         bytes
     }
@@ -95,6 +81,17 @@ impl FleetState {
     #[must_use]
     pub fn version(&self) -> Option<u32> {
         self.version
+    }
+
+    /// A hash of who owns which slot: equal tables may differ in stamps only.
+    #[must_use]
+    pub fn owners(&self) -> u64 {
+        let mut bytes = Vec::with_capacity(self.slots.len() * 10);
+        for owner in &self.slots {
+            bytes.extend_from_slice(&owner.url.to_le_bytes());
+            bytes.extend_from_slice(&owner.generation.to_le_bytes());
+        }
+        xxh3_64(&bytes)
     }
 
     /// Where each URL hash stands.
@@ -108,10 +105,16 @@ impl FleetState {
             .collect()
     }
 
-    /// The address that a sidecar has found for a URL.
+    /// How often the table of named workers has changed, as far as it is to be heeded; see [`super::named`].
     #[must_use]
-    pub fn address(&self, url: u64) -> Option<&str> {
-        self.addresses.iter().find(|(known, _)| *known == url).map(|(_, address)| address.as_str())
+    pub fn named(&self) -> u64 {
+        self.named
+    }
+
+    /// Whether some configuration wants workers that only reporters name.
+    #[must_use]
+    pub fn discovers(&self, now_secs: u32) -> bool {
+        self.discovers_secs != 0 && self.discovers_secs.saturating_add(FORGOTTEN_AFTER_SECS) >= now_secs
     }
 
     /// Slots whose owner was last named before `now_secs - FORGOTTEN_AFTER_SECS`.
@@ -159,21 +162,10 @@ impl FleetState {
         changed
     }
 
-    fn set_addresses(&mut self, addresses: &[(u64, String)]) -> bool {
-        let mut changed = false;
-        for (url, address) in addresses.iter().filter(|(_, address)| address.len() <= MAX_ADDRESS_BYTES) {
-            // Addresses are kept for owners of slots only: that bounds them.
-            if !self.slots.iter().any(|owner| owner.url == *url) {
-                continue;
-            }
-            match self.addresses.iter_mut().find(|(known, _)| known == url) {
-                Some((_, old)) if old == address => continue,
-                Some((_, old)) => old.clone_from(address),
-                None => self.addresses.push((*url, address.clone())),
-            }
-            changed = true;
-        }
-        changed
+    fn heed(&mut self, named: u64) -> bool {
+        let later = named > self.named;
+        self.named = self.named.max(named);
+        later
     }
 
     fn free(&mut self, id: SlotId) -> bool {
@@ -181,9 +173,7 @@ impl FleetState {
         if owner.url == 0 || owner.generation != id.generation {
             return false;
         }
-        let url = owner.url;
         *owner = Owner { generation: id.generation.wrapping_add(1), ..Owner::default() };
-        self.addresses.retain(|(known, _)| *known != url);
         true
     }
 }
@@ -234,20 +224,40 @@ impl FleetTable {
         self.change(store, |state| state.intern(urls, now_secs)).map(|(state, _)| state)
     }
 
-    /// Notes that `urls` are in use. Returns the table and whether it was written.
+    /// Notes that `urls` are in use, and whether workers that only reporters name are wanted. Returns the table.
     ///
     /// # Errors
     /// When the store cannot answer.
-    pub fn refresh(&self, store: &mut dyn Store, urls: &[u64], now_secs: u32) -> Result<FleetState, StoreError> {
-        self.change(store, |state| state.intern(urls, now_secs) | state.refresh(urls, now_secs)).map(|(state, _)| state)
+    pub fn refresh(
+        &self,
+        store: &mut dyn Store,
+        urls: &[u64],
+        discovers: bool,
+        now_secs: u32,
+    ) -> Result<FleetState, StoreError> {
+        let changed = self.change(store, |state| {
+            let told = state.discovers_secs;
+            let noted = discovers && (told == 0 || told.saturating_add(FORGOTTEN_AFTER_SECS / 4) < now_secs);
+            if noted {
+                state.discovers_secs = now_secs.max(1);
+            }
+            noted | state.intern(urls, now_secs) | state.refresh(urls, now_secs)
+        });
+        changed.map(|(state, _)| state)
     }
 
-    /// Takes addresses from a sidecar; true if one is new.
+    /// Makes a change of the table of named workers count, the `named`-th, and gives `urls` slots where they have none.
     ///
     /// # Errors
     /// When the store cannot answer.
-    pub fn set_addresses(&self, store: &mut dyn Store, addresses: &[(u64, String)]) -> Result<bool, StoreError> {
-        self.change(store, |state| state.set_addresses(addresses)).map(|(_, changed)| changed)
+    pub fn heed(
+        &self,
+        store: &mut dyn Store,
+        named: u64,
+        urls: &[u64],
+        now_secs: u32,
+    ) -> Result<FleetState, StoreError> {
+        self.change(store, |state| state.heed(named) | state.intern(urls, now_secs)).map(|(state, _)| state)
     }
 
     /// Takes a slot from its owner; true if it was `id`'s.
@@ -309,7 +319,7 @@ mod tests {
     fn a_slot_that_is_given_up_comes_back_with_another_generation() {
         let (table, mut store) = (FleetTable::new("", 64), MemoryStore::default());
         let old = table.intern(&mut store, &[5], 0).unwrap().slots()[&5];
-        let state = table.refresh(&mut store, &[], 61).unwrap();
+        let state = table.refresh(&mut store, &[], false, 61).unwrap();
         assert_eq!(state.forgotten(61), [old]);
         assert!(table.free(&mut store, old).unwrap());
         assert!(!table.free(&mut store, old).unwrap());
@@ -322,20 +332,21 @@ mod tests {
         let (table, mut store) = (FleetTable::new("", 64), MemoryStore::default());
         table.intern(&mut store, &[5], 0).unwrap();
         for now in 0..1000 {
-            assert!(table.refresh(&mut store, &[5], now).unwrap().forgotten(now).is_empty());
+            assert!(table.refresh(&mut store, &[5], false, now).unwrap().forgotten(now).is_empty());
         }
     }
 
     #[test]
-    fn addresses_are_kept_until_the_slot_is_given_up() {
+    fn what_reporters_name_is_heeded_once_and_wanted_for_a_while() {
         let (table, mut store) = (FleetTable::new("", 64), MemoryStore::default());
-        let id = table.intern(&mut store, &[5], 0).unwrap().slots()[&5];
-        let address = (5, "[::1]:80".to_owned());
-        assert!(table.set_addresses(&mut store, std::slice::from_ref(&address)).unwrap());
-        assert!(!table.set_addresses(&mut store, &[address]).unwrap());
-        assert!(!table.set_addresses(&mut store, &[(6, "x".repeat(300))]).unwrap());
-        assert_eq!(table.read(&mut store).unwrap().address(5), Some("[::1]:80"));
-        table.free(&mut store, id).unwrap();
-        assert_eq!(table.read(&mut store).unwrap().address(5), None);
+        let state = table.heed(&mut store, 3, &[5], 0).unwrap();
+        assert!(state.slots().contains_key(&5) && !state.discovers(0));
+        assert_eq!(table.heed(&mut store, 2, &[], 0).unwrap().named(), 3, "an older change changes nothing");
+        let state = table.refresh(&mut store, &[], true, 100).unwrap();
+        assert!(state.discovers(160) && !state.discovers(161));
+        assert_eq!(table.read(&mut store).unwrap().named(), 3);
+        for now in 100..1000 {
+            assert!(table.refresh(&mut store, &[], true, now).unwrap().discovers(now));
+        }
     }
 }

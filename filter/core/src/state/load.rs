@@ -108,8 +108,6 @@ pub struct Slot {
     pub breaker: BreakerState,
     /// Health as the sidecar sees it.
     pub status: Status,
-    /// Vetoed by overload protection.
-    pub vetoed: bool,
     /// Distinct routing keys with requests in flight here. It may pass below 0 for a moment: of two threads that share
     /// a key, the one that ends it can be faster than the one that has begun it.
     pub keys: i32,
@@ -170,7 +168,7 @@ impl LoadBlock {
         write(raw, 16, slot.failures.to_le_bytes());
         write(raw, 18, slot.successes.to_le_bytes());
         write(raw, 20, slot.generation.to_le_bytes());
-        let flags = slot.breaker as u16 | u16::from(slot.vetoed) << 2 | (slot.status as u16) << 3;
+        let flags = slot.breaker as u16 | (slot.status as u16) << 3;
         write(raw, 22, flags.to_le_bytes());
         write(raw, 24, slot.keys.to_le_bytes());
     }
@@ -205,10 +203,10 @@ impl SlotView<'_> {
         read_u16(self.0, 20)
     }
 
-    /// Whether the worker may be chosen, as far as its health and overload protection say.
+    /// Whether the worker may be chosen, as far as its health says.
     #[must_use]
     pub fn is_selectable(self) -> bool {
-        self.status().is_selectable() && !self.vetoed()
+        self.status().is_selectable()
     }
 
     /// See [`Slot::breaker`].
@@ -234,7 +232,6 @@ impl SlotView<'_> {
             generation: self.generation(),
             breaker: self.breaker(),
             status: self.status(),
-            vetoed: self.vetoed(),
             keys: read_i32(self.0, 24),
         }
     }
@@ -248,10 +245,6 @@ impl SlotView<'_> {
             5 => Status::Draining,
             _ => Status::Unset,
         }
-    }
-
-    fn vetoed(self) -> bool {
-        self.flags() & 4 != 0
     }
 
     fn flags(self) -> u16 {
@@ -282,7 +275,6 @@ mod tests {
                     generation: 11,
                     breaker,
                     status,
-                    vetoed: index % 2 == 0,
                     keys: -3,
                 };
                 block.set_slot(63 - index, slot);

@@ -6,6 +6,7 @@ pub mod fleet;
 pub mod keys;
 pub mod load;
 pub mod meta;
+pub mod named;
 pub mod names;
 pub mod page;
 pub mod report;

@@ -43,6 +43,12 @@ impl Entry {
         self.load.as_ref().filter(|_| now_ms <= self.expires_ms(self.loaded_ms))
     }
 
+    /// Whether nothing that the last report says counts any more: whoever sent it has fallen silent.
+    #[must_use]
+    pub fn is_expired(&self, now_ms: u64) -> bool {
+        now_ms > self.expires_ms(self.received_ms)
+    }
+
     /// When what has arrived at `arrived_ms` stops counting, in Unix milliseconds.
     fn expires_ms(&self, arrived_ms: u64) -> u64 {
         arrived_ms.saturating_add(MISSED_INTERVALS * u64::from(self.interval_ms))
@@ -61,7 +67,7 @@ impl Entry {
     /// a sidecar that restarts with an older clock is heard again.
     #[must_use]
     pub fn is_superseded_by(&self, epoch: u64, sequence: u64, now_ms: u64) -> bool {
-        (epoch, sequence) > (self.epoch, self.sequence) || now_ms > self.expires_ms(self.received_ms)
+        (epoch, sequence) > (self.epoch, self.sequence) || self.is_expired(now_ms)
     }
 }
 

@@ -176,3 +176,27 @@ fn hosts_that_envoy_chose_by_itself_are_counted_told_of_once_and_nobodys_failure
     let told = vm.world.log.0.iter().filter(|(_, line)| line.contains("[::1]:80")).count();
     assert_eq!(told, 1);
 }
+
+#[test]
+fn a_worker_has_settings_of_its_own() {
+    let own = r#"{"cb_failure_threshold":2,"cb_success_threshold":1,"cb_timeout_secs":5}"#;
+    let text = format!(
+        r#"{{"policy":"passthrough","max_workers":64,"workers":[{{"url":"{}","resilience":{own}}},"{}"]}}"#,
+        super::url(0),
+        super::url(1)
+    );
+    let mut vm = Vm::alone(parse(&text));
+    vm.fail(0, 1);
+    assert_eq!(vm.pick(), 0);
+    vm.fail(0, 1);
+    assert_eq!(vm.pick(), 1);
+    vm.pass(4_000);
+    assert_eq!(vm.pick(), 1);
+    vm.pass(1_000);
+    let mut ticket = vm.send("");
+    assert_eq!(super::picked(&ticket), 0, "half open after 5 s");
+    vm.answer(&mut ticket, 0, 1, 200);
+    assert_eq!(vm.slot(0).breaker, BreakerState::Closed, "one success suffices");
+    vm.fail(1, 9);
+    assert_eq!(vm.slot(1).breaker, BreakerState::Closed);
+}

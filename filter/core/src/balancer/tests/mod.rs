@@ -7,9 +7,12 @@ mod counts;
 mod crashes;
 mod faults;
 mod keys;
+mod named;
+mod overload;
 mod placing;
 mod races;
 mod reports;
+mod statuses;
 mod stores;
 mod turns;
 

@@ -71,7 +71,7 @@ fn a_worker_registered_again_makes_a_new_set() {
 
 #[test]
 fn nobody_takes_a_turn_in_an_empty_pool() {
-    let mut vm = Vm::alone(config("round_robin", 0, ""));
+    let mut vm = Vm::alone(config("round_robin", 0, r#""discovered_workers":false,"#));
     assert_eq!(vm.place(Prompt::default()).unwrap_err(), Refusal::ModelNotFound("unknown".into()));
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::super::{Config, Leg, LogLevel, PolicyName, Role, WorkerConfig};
 use super::parse;
+use crate::report::{Overload, Resilience};
 
 #[test]
 fn nothing_is_all_defaults() {
@@ -44,7 +45,8 @@ fn every_key_with_an_effect_has_it() {
             "overlap_decay":1.5,"selection_temperature":0.5,"block_size":32,"least_load_kv_pressure_weight":0,
             "least_load_default_throughput":0.5,"least_load_mean_prefill_tokens":1,"least_load_max_waiting_requests":48,
             "cb_failure_threshold":1,"cb_success_threshold":2,"cb_timeout_duration_secs":3,
-            "disable_circuit_breaker":true,"cache_index":"tree"}"#,
+            "disable_circuit_breaker":true,"cache_index":"tree","discovered_workers":true,
+            "worker_overload_protection":true,"worker_overload_waiting_requests":1,"worker_overload_token_usage":1}"#,
     );
     let mut expected = Config {
         role: Role::Ingest,
@@ -70,6 +72,9 @@ fn every_key_with_an_effect_has_it() {
     let breaker = &mut expected.breaker;
     (breaker.failure_threshold, breaker.success_threshold, breaker.timeout_secs) = (1, 2, 3);
     breaker.enabled = false;
+    expected.discovered_workers = Some(true);
+    expected.overload_protection = true;
+    expected.overload = Overload { waiting_requests: Some(1), token_usage: Some(1.0) };
     assert_eq!(config, expected);
 }
 
@@ -113,9 +118,6 @@ fn flags_without_effect_are_checked_and_listed() {
         ("assignment_mode", "\"min_group\""),
         ("max_idle_secs", "0"),
         ("routing_key_override", "true"),
-        ("worker_overload_protection", "true"),
-        ("worker_overload_waiting_requests", "1"),
-        ("worker_overload_token_usage", "1"),
         ("prefill_policy", "\"bucket\""),
         ("decode_policy", "\"power_of_two\""),
         ("encode_policy", "\"random\""),
@@ -151,7 +153,10 @@ fn the_eviction_interval_may_be_0_without_a_tree() {
 fn a_worker_has_all_it_says() {
     let worker = &parse(
         r#"{"workers":[{"url":"http://engine-a:8000","address":"[2001:db8:0::1]:9000","models":["m","n","m"],"leg":"prefill",
-            "runtime":"SGLang","labels":{"zone":"a","policy":"least_load"},"bootstrap_port":8998}]}"#,
+            "runtime":"SGLang","labels":{"zone":"a","policy":"least_load"},"bootstrap_port":8998,
+            "resilience":{"cb_failure_threshold":1,"cb_success_threshold":2,"cb_timeout_secs":3,
+                "disable_circuit_breaker":false,"capacity_status_codes":[],"retryable_status_codes":[500.0]},
+            "overload":{"waiting_requests":16,"token_usage":0.9}}]}"#,
     )
     .workers[0];
     let labels = [("zone", "a"), ("policy", "least_load")].map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -159,10 +164,19 @@ fn a_worker_has_all_it_says() {
         url: "http://engine-a:8000".into(),
         address: Some("[2001:db8::1]:9000".into()),
         models: vec!["m".into(), "n".into()],
-        leg: Leg::Prefill,
+        leg: Some(Leg::Prefill),
         runtime: "sglang".into(),
         labels: BTreeMap::from(labels),
         bootstrap_port: Some(8998),
+        resilience: Resilience {
+            cb_failure_threshold: Some(1),
+            cb_success_threshold: Some(2),
+            cb_timeout_secs: Some(3),
+            disable_circuit_breaker: Some(false),
+            capacity_status_codes: Some(vec![]),
+            retryable_status_codes: Some(vec![500]),
+        },
+        overload: Overload { waiting_requests: Some(16), token_usage: Some(0.9) },
     };
     assert_eq!(*worker, expected);
 }
@@ -174,11 +188,7 @@ fn a_url_alone_is_a_worker() {
     let expected = |url: &str, address: &str| WorkerConfig {
         url: url.into(),
         address: Some(address.into()),
-        models: vec![],
-        leg: Leg::Regular,
-        runtime: String::new(),
-        labels: BTreeMap::new(),
-        bootstrap_port: None,
+        ..WorkerConfig::default()
     };
     assert_eq!(
         workers,
@@ -196,6 +206,8 @@ fn an_ip_in_the_url_is_the_address() {
         ("https://[2001:DB8:0:0::1]", Some("[2001:db8::1]:443")),
         ("http://engine-0.engines.svc.cluster.local:8000/", None),
         ("http://localhost", None),
+        ("grpc://10.0.0.1:50051", Some("10.0.0.1:50051")),
+        ("grpcs://engine-0:50051", None),
     ] {
         let worker = &parse(&format!(r#"{{"workers":["{url}"]}}"#)).workers[0];
         assert_eq!((worker.url.as_str(), worker.address.as_deref()), (url, expected));
@@ -227,4 +239,26 @@ fn members_of_a_worker_that_do_nothing_yet_are_named() {
         config.without_effect,
         ["workers[].leg (prefill and decode workers take no requests)", "workers[].runtime"]
     );
+}
+
+#[test]
+fn any_limit_turns_overload_protection_on() {
+    let limits = |text: &str| {
+        let limits = parse(text).limits();
+        (limits.waiting_requests, limits.token_usage)
+    };
+    assert_eq!(limits("{}"), (None, None));
+    assert_eq!(limits(r#"{"worker_overload_protection":true}"#), (None, Some(0.9)));
+    assert_eq!(limits(r#"{"worker_overload_waiting_requests":16}"#), (Some(16), None));
+    assert_eq!(limits(r#"{"worker_overload_token_usage":0.5}"#), (None, Some(0.5)));
+    let both = r#"{"worker_overload_protection":true,"worker_overload_waiting_requests":16}"#;
+    assert_eq!(limits(both), (Some(16), Some(0.9)));
+}
+
+#[test]
+fn workers_are_discovered_where_none_is_configured() {
+    assert!(parse("{}").discovers() && parse(r#"{"workers":[]}"#).discovers());
+    assert!(!parse(r#"{"workers":["http://a"]}"#).discovers());
+    assert!(parse(r#"{"discovered_workers":true,"workers":["http://a"]}"#).discovers());
+    assert!(!parse(r#"{"discovered_workers":false}"#).discovers());
 }

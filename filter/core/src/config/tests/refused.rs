@@ -188,7 +188,29 @@ fn a_worker_that_is_wrong_somewhere() {
         (
             r#""adress":"10.0.0.1:1""#,
             "`workers[1].adress` is \"10.0.0.1:1\", but there is no such key; did you mean `address`? allowed: url, address, \
-             models, model_ids, model, model_id, leg, runtime, labels, bootstrap_port",
+             models, model_ids, model, model_id, leg, runtime, labels, bootstrap_port, resilience, overload",
+        ),
+        (
+            r#""resilience":{"cb_timeout_sec":1}"#,
+            "`workers[1].resilience.cb_timeout_sec` is 1, but there is no such key; did you mean `cb_timeout_secs`? allowed: \
+             cb_failure_threshold, cb_success_threshold, cb_timeout_secs, disable_circuit_breaker, capacity_status_codes, \
+             retryable_status_codes",
+        ),
+        (
+            r#""resilience":{"cb_failure_threshold":0}"#,
+            "`workers[1].resilience.cb_failure_threshold` is 0; allowed: a whole number, 1 or more",
+        ),
+        (
+            r#""resilience":{"retryable_status_codes":[600]}"#,
+            "`workers[1].resilience.retryable_status_codes` is [600]; allowed: an array of HTTP statuses, 100 to 599",
+        ),
+        (
+            r#""overload":{"token_usage":1.1}"#,
+            "`workers[1].overload.token_usage` is 1.1; allowed: a number above 0, at most 1",
+        ),
+        (
+            r#""overload":true"#,
+            "`workers[1].overload` is true; allowed: an object with any of waiting_requests, token_usage",
         ),
     ] {
         assert_eq!(worker(member), expected);
@@ -197,7 +219,8 @@ fn a_worker_that_is_wrong_somewhere() {
     assert_eq!(refusal(r#"{"workers":[5]}"#), "`workers[0]` is 5; allowed: a URL or an object with a url");
     assert_eq!(
         refusal(r#"{"workers":[{"url":5}]}"#),
-        "`workers[0].url` is 5; allowed: http://host[:port] or https://host[:port]"
+        "`workers[0].url` is 5; allowed: http://host[:port], https://host[:port], grpc://host:port or \
+         grpcs://host:port"
     );
 }
 
@@ -206,7 +229,8 @@ fn urls_that_reach_no_worker() {
     for url in [
         "",
         "10.0.0.1:8000",
-        "grpc://10.0.0.1:8000",
+        "grpc://10.0.0.1",
+        "ftp://10.0.0.1:8000",
         "http://",
         "http:///",
         "http://:80",
@@ -226,7 +250,10 @@ fn urls_that_reach_no_worker() {
         "http://\u{fc}",
     ] {
         let message = refusal(&format!(r#"{{"workers":["{url}"]}}"#));
-        let expected = format!("`workers[0]` is \"{url}\"; allowed: http://host[:port] or https://host[:port]");
+        let expected = format!(
+            "`workers[0]` is \"{url}\"; allowed: http://host[:port], https://host[:port], grpc://host:port or \
+         grpcs://host:port"
+        );
         assert_eq!(message, expected);
     }
 }
@@ -238,7 +265,7 @@ proptest! {
     }
 
     #[test]
-    fn any_url_is_read_or_refused(url in "(http://|https://)?[\\[\\]:/0-9a-z.@%]{0,20}") {
+    fn any_url_is_read_or_refused(url in "(http://|https://|grpcs?://)?[\\[\\]:/0-9a-z.@%]{0,20}") {
         let text = format!(r#"{{"workers":["{url}"]}}"#);
         match Config::parse(text.as_bytes()) {
             Ok(config) => {

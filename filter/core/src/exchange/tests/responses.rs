@@ -2,7 +2,7 @@
 
 use super::super::WorkerId;
 use super::{Bench, Script, chat, routed};
-use crate::balancer::tests::{config, url};
+use crate::balancer::tests::{config, parse, url};
 
 const DETAILS: &str = "response.code_details";
 
@@ -165,4 +165,38 @@ fn a_failed_worker_is_out_after_ten_exchanges() {
         bench.done(&mut exchange, &mut http);
     }
     assert_eq!(picks, [[0; 10], [1; 10]].concat());
+}
+
+#[test]
+fn a_workers_own_lists_replace_the_usual_ones() {
+    let failures = |resilience: &str, status: u16| {
+        let text = format!(r#"{{"max_workers":64,"workers":[{{"url":"{}","resilience":{resilience}}}]}}"#, url(0));
+        let mut bench = Bench::new(parse(&text));
+        bench.vm.fail(0, 1);
+        let mut http = Script::chat(chat("m", "hi"));
+        let (mut exchange, _) = bench.send(&mut http);
+        http = http.answered(status, "via_upstream", 0, 1);
+        bench.response(&mut exchange, &mut http);
+        bench.vm.slot(0).failures
+    };
+    let capacity = r#"{"capacity_status_codes":[503]}"#;
+    assert_eq!([503, 429, 500, 200].map(|status| failures(capacity, status)), [1, 2, 2, 0]);
+    let retryable = r#"{"retryable_status_codes":[418, 429]}"#;
+    assert_eq!([418, 429, 503, 200].map(|status| failures(retryable, status)), [2, 1, 0, 0]);
+    let neither = r#"{"capacity_status_codes":[],"retryable_status_codes":[429]}"#;
+    assert_eq!([429, 500].map(|status| failures(neither, status)), [2, 0]);
+}
+
+#[test]
+fn a_grpc_status_in_the_head_counts_as_the_status_it_stands_for() {
+    for (code, expected) in [("0", 0), ("14", 2), ("4", 2), ("8", 1), ("3", 0), ("5", 0), ("x", 0)] {
+        let mut bench = Bench::new(config("passthrough", 1, ""));
+        bench.vm.fail(0, 1);
+        let mut http = Script::chat(chat("m", "hi"));
+        let (mut exchange, _) = bench.send(&mut http);
+        http = http.answered(200, "via_upstream", 0, 1);
+        http.response.insert("grpc-status".into(), code.into());
+        bench.response(&mut exchange, &mut http);
+        assert_eq!(bench.vm.slot(0).failures, expected, "{code}");
+    }
 }
