@@ -8,7 +8,7 @@ use crate::breaker::Statuses;
 use crate::config::{Breaker, Config, Leg, WorkerConfig, spelled_address};
 use crate::report::{Info, Overload, Resilience};
 use crate::state::fleet::url_hash;
-use crate::state::named::Named;
+use crate::state::named::{Named, Record};
 
 /// One worker that takes whole requests, whether it can be reached or not.
 #[derive(Debug)]
@@ -25,13 +25,31 @@ pub(super) struct Member {
     pub(super) limits: Overload,
 }
 
-/// What all reporters together say of one worker: of each thing what was named first.
+/// What all reporters together say of one worker: of each thing what was said last, since who has fallen silent may
+/// have been wrong for long.
 #[derive(Debug, Clone, Copy)]
 struct Told<'a> {
     url: &'a str,
     hash: u64,
     address: Option<&'a str>,
     info: Option<&'a Info>,
+    since: (u64, u64),
+}
+
+impl<'a> Told<'a> {
+    fn of(record: &'a Record) -> Self {
+        let (url, hash, since) = (&record.url, record.hash, record.since);
+        Self { url, hash, address: record.address.as_deref(), info: record.info.as_deref(), since: (since, since) }
+    }
+
+    fn join(&mut self, other: &Self) {
+        if other.address.is_some() && (self.address.is_none() || other.since.0 > self.since.0) {
+            (self.address, self.since.0) = (other.address, other.since.0);
+        }
+        if other.info.is_some() && (self.info.is_none() || other.since.1 > self.since.1) {
+            (self.info, self.since.1) = (other.info, other.since.1);
+        }
+    }
 }
 
 /// The workers of `config`, and behind them those of `named` that it wants.
@@ -39,12 +57,11 @@ pub(super) fn members(config: &Config, named: &Named) -> Vec<Member> {
     let mut told: Vec<Told<'_>> = Vec::with_capacity(named.records().len());
     let mut at: HashMap<u64, usize> = HashMap::with_capacity(named.records().len());
     for record in named.records() {
-        let (address, info) = (record.address.as_deref(), record.info.as_deref());
         match at.get(&record.hash).and_then(|&at| told.get_mut(at)) {
-            Some(known) => (known.address, known.info) = (known.address.or(address), known.info.or(info)),
+            Some(known) => known.join(&Told::of(record)),
             None => {
                 at.insert(record.hash, told.len());
-                told.push(Told { url: &record.url, hash: record.hash, address, info });
+                told.push(Told::of(record));
             }
         }
     }

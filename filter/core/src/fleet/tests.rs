@@ -165,13 +165,18 @@ fn a_worker_of_a_cluster_serves_the_requests_of_that_cluster_only() {
 }
 
 #[test]
-fn of_two_reporters_what_was_said_first_counts() {
+fn of_two_reporters_what_was_said_last_counts() {
     let mut store = MemoryStore::default();
     let of = |model: &str| Info { models: vec![model.into()], ..Info::default() };
-    tell(&mut store, "a", &[("http://engine:1", None, of("m"))]);
-    let named = tell(&mut store, "b", &[("http://engine:1", Some("1.1.1.1:1"), of("n"))]);
+    tell(&mut store, "a", &[("http://engine:1", Some("1.1.1.1:1"), of("m"))]);
+    let named = tell(&mut store, "b", &[("http://engine:1", None, of("n"))]);
     let fleet = told("{}", &mut store, &named);
-    assert_eq!((fleet.models(), fleet.workers()[0].address.as_str()), (vec!["m"], "1.1.1.1:1"));
+    assert_eq!((fleet.models(), fleet.workers()[0].address.as_str()), (vec!["n"], "1.1.1.1:1"));
+    // The engine has moved, and who said so first is no more.
+    let named = tell(&mut store, "b", &[("http://engine:1", Some("1.1.1.1:2"), of("n"))]);
+    assert_eq!(told("{}", &mut store, &named).workers()[0].address, "1.1.1.1:2");
+    let named = tell(&mut store, "a", &[("http://engine:1", Some("1.1.1.1:1"), of("m"))]);
+    assert_eq!(told("{}", &mut store, &named).workers()[0].address, "1.1.1.1:2", "the same again is nothing new");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::report::{Info, Scope, Snapshot, WorkerReport};
 use crate::store::{Store, StoreError, Write, version_of};
 
 const HEADER_BYTES: usize = 8;
-const RECORD_HEADER_BYTES: usize = 12;
+const RECORD_HEADER_BYTES: usize = 20;
 const TRIES: usize = 16;
 
 /// What is said of one worker is not kept if it takes more bytes than this.
@@ -53,6 +53,8 @@ pub struct Record {
     pub address: Option<String>,
     /// What the worker is, as it was last told.
     pub info: Option<Box<Info>>,
+    /// The change of the table with which this was said: a greater one was said later.
+    pub since: u64,
     /// Its bytes in the table.
     bytes: usize,
 }
@@ -82,7 +84,7 @@ impl Named {
     fn decode(bytes: &[u8]) -> Self {
         let (mut records, mut at) = (Vec::new(), HEADER_BYTES);
         while let Some(head) = bytes.get(at..at + RECORD_HEADER_BYTES) {
-            let length = read_u32(head, 8) as usize;
+            let length = read_u32(head, 16) as usize;
             let start = at + RECORD_HEADER_BYTES;
             let Some(report) = start.checked_add(length).and_then(|end| bytes.get(start..end)) else { break };
             let Ok(report) = serde_json::from_slice::<WorkerReport>(report) else { break };
@@ -92,6 +94,7 @@ impl Named {
                 url: report.url,
                 address: report.address,
                 info: report.info,
+                since: read_u64(head, 8),
                 bytes: RECORD_HEADER_BYTES + length,
             });
             at = start + length;
@@ -105,6 +108,7 @@ impl Named {
         for record in &self.records {
             let report = record.encoded();
             bytes.extend_from_slice(&record.reporter.to_le_bytes());
+            bytes.extend_from_slice(&record.since.to_le_bytes());
             bytes.extend_from_slice(&u32::try_from(report.len()).unwrap_or(0).to_le_bytes());
             bytes.extend_from_slice(&report);
         }
@@ -169,6 +173,7 @@ impl Named {
                 url: worker.url.clone(),
                 address: None,
                 info: None,
+                since: 0,
                 bytes: 0,
             });
             next.address = address.or(next.address);
@@ -176,6 +181,7 @@ impl Named {
             if known == Some(&next) {
                 continue;
             }
+            next.since = self.changes.saturating_add(1);
             next.bytes = RECORD_HEADER_BYTES + next.encoded().len();
             if !is_worker_url(&worker.url) || !room.fits(&next, known) {
                 noted.dropped += 1;
@@ -287,108 +293,5 @@ fn canonical(text: &str) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::store::MemoryStore;
-
-    fn worker(number: usize, models: &[&str]) -> WorkerReport {
-        let info = Info { models: models.iter().map(|&model| model.to_owned()).collect(), ..Info::default() };
-        WorkerReport {
-            url: format!("http://10.0.0.1:{number}"),
-            address: Some(format!("10.0.0.1:{number}")),
-            info: (!models.is_empty()).then(|| Box::new(info)),
-            ..WorkerReport::default()
-        }
-    }
-
-    fn snapshot(reporter: &str, scope: Scope, workers: &[WorkerReport]) -> Snapshot {
-        Snapshot { reporter: reporter.into(), scope, ..Snapshot::of(1, 1, 1000, workers.to_vec()) }
-    }
-
-    struct Bed(NamedTable, MemoryStore);
-
-    impl Bed {
-        fn new() -> Self {
-            Self(NamedTable::new("", 64), MemoryStore::default())
-        }
-
-        fn take(&mut self, snapshot: &Snapshot) -> Noted {
-            let known = Rc::new(self.0.read(&mut self.1).unwrap());
-            let (named, noted) = self.0.take(&mut self.1, &known, snapshot).unwrap().unwrap();
-            let read = self.0.read(&mut self.1).unwrap();
-            assert_eq!((named.changes, &named.records), (read.changes, &read.records));
-            assert!(noted.dropped > 0 || !read.is_news(snapshot));
-            noted
-        }
-
-        /// Reporter by reporter the ports of the workers they name.
-        fn named(&mut self) -> Vec<(u64, String)> {
-            let named = self.0.read(&mut self.1).unwrap();
-            let port = |record: &Record| record.url.rsplit(':').next().unwrap().to_owned();
-            named.records.iter().map(|record| (record.reporter, port(record))).collect()
-        }
-    }
-
-    #[test]
-    fn a_full_snapshot_replaces_what_its_reporter_has_named_and_nobody_elses() {
-        let mut bed = Bed::new();
-        let (a, b) = (reporter_hash("a"), reporter_hash("b"));
-        bed.take(&snapshot("a", Scope::Some, &[worker(1, &[]), worker(2, &[])]));
-        bed.take(&snapshot("b", Scope::Full, &[worker(2, &[])]));
-        bed.take(&snapshot("a", Scope::Full, &[worker(3, &[]), worker(1, &[])]));
-        assert_eq!(bed.named(), [(a, "1".into()), (b, "2".into()), (a, "3".into())]);
-        for scope in [Scope::Some, Scope::Since(3)] {
-            let removed = vec!["http://10.0.0.1:2/".to_owned(), "http://10.0.0.1:1".to_owned()];
-            bed.take(&Snapshot { removed, ..snapshot("a", scope, &[]) });
-        }
-        assert_eq!(bed.named(), [(b, "2".into()), (a, "3".into())]);
-    }
-
-    #[test]
-    fn what_is_not_said_again_stands_as_it_was_last_told() {
-        let mut bed = Bed::new();
-        assert!(bed.take(&snapshot("", Scope::Full, &[worker(1, &["m"])])).changed);
-        let bare = WorkerReport { address: None, info: None, ..worker(1, &[]) };
-        assert!(!bed.take(&snapshot("", Scope::Full, &[bare])).changed);
-        let named = bed.0.read(&mut bed.1).unwrap();
-        assert_eq!((named.changes(), named.records()[0].address.as_deref()), (1, Some("10.0.0.1:1")));
-        assert_eq!(named.records()[0].info.as_ref().unwrap().models, ["m"]);
-        assert!(bed.take(&snapshot("", Scope::Some, &[worker(1, &["n"])])).changed);
-    }
-
-    #[test]
-    fn a_replaced_worker_stands_at_the_end() {
-        let mut bed = Bed::new();
-        bed.take(&snapshot("", Scope::Full, &[worker(1, &[]), worker(2, &[]), worker(3, &[])]));
-        let moved = |number| WorkerReport { address: Some("10.0.0.9:9".into()), ..worker(number, &[]) };
-        bed.take(&snapshot("", Scope::Full, &[moved(2), moved(1), worker(3, &[])]));
-        let order: Vec<String> = bed.named().into_iter().map(|(_, port)| port).collect();
-        assert_eq!(order, ["3", "1", "2"]);
-    }
-
-    #[test]
-    fn workers_and_bytes_are_bounded() {
-        let mut bed = Bed::new();
-        let long = "x".repeat(MAX_WORKER_BYTES);
-        let nowhere = WorkerReport { url: "http://10.0.0.1:80/path".into(), ..worker(80, &[]) };
-        let none = snapshot("", Scope::Full, &[worker(1, &[&long]), nowhere]);
-        assert_eq!(bed.take(&none), Noted { changed: false, dropped: 2 });
-        let many: Vec<_> = (1..=70).map(|number| worker(number, &[])).collect();
-        assert_eq!(bed.take(&snapshot("", Scope::Full, &many)), Noted { changed: true, dropped: 6 });
-        assert_eq!(bed.take(&snapshot("other", Scope::Full, &many[..64])).dropped, 0, "the same workers");
-        let large = "x".repeat(3000);
-        let large: Vec<_> = (1..=64).map(|number| worker(number, &[&large])).collect();
-        let noted = bed.take(&snapshot("", Scope::Full, &large));
-        assert!(noted.dropped > 50, "{noted:?}");
-        assert!(bed.0.read(&mut bed.1).unwrap().encode().len() <= 64 * BYTES_PER_SLOT + HEADER_BYTES);
-    }
-
-    #[test]
-    fn only_addresses_that_a_host_can_have_are_taken_and_written_as_envoy_writes_them() {
-        assert_eq!(canonical("10.0.0.1:80").as_deref(), Some("10.0.0.1:80"));
-        assert_eq!(canonical("[0:0:0:0:0:0:0:1]:80").as_deref(), Some("[::1]:80"));
-        for text in ["10.0.0.1", "10.0.0.1:0", "[fe80::1%3]:80", "engine:80", ""] {
-            assert_eq!(canonical(text), None, "{text}");
-        }
-    }
-}
+#[path = "tests/named.rs"]
+mod tests;
