@@ -75,15 +75,15 @@ impl Statuses {
     }
 }
 
-/// Whether the breaker lets requests through at `now_secs`. An open one whose time is up does: see [`on_dispatch`].
+/// Whether the breaker lets requests through at `now_ms`. An open one whose time is up does: see [`on_dispatch`].
 #[must_use]
-pub fn lets_through(config: &Breaker, slot: &Slot, now_secs: u32) -> bool {
-    slot.breaker != BreakerState::Open || !config.enabled || is_over(config, slot, now_secs)
+pub fn lets_through(config: &Breaker, slot: &Slot, now_ms: u64) -> bool {
+    slot.breaker != BreakerState::Open || !config.enabled || is_over(config, slot, now_ms)
 }
 
 /// The change that choosing a worker makes: an open breaker whose time is up becomes half open.
-pub fn on_dispatch(config: &Breaker, slot: &mut Slot, now_secs: u32) {
-    if slot.breaker == BreakerState::Open && is_over(config, slot, now_secs) {
+pub fn on_dispatch(config: &Breaker, slot: &mut Slot, now_ms: u64) {
+    if slot.breaker == BreakerState::Open && is_over(config, slot, now_ms) {
         slot.breaker = BreakerState::HalfOpen;
         slot.failures = 0;
         slot.successes = 0;
@@ -91,42 +91,54 @@ pub fn on_dispatch(config: &Breaker, slot: &mut Slot, now_secs: u32) {
 }
 
 /// The change that an outcome makes; false if there is none.
-pub fn on_outcome(config: &Breaker, slot: &mut Slot, outcome: Outcome, now_secs: u32) -> bool {
+pub fn on_outcome(config: &Breaker, slot: &mut Slot, outcome: Outcome, now_ms: u64) -> bool {
     let before = *slot;
     if outcome != Outcome::Capacity && slot.breaker == BreakerState::Open {
-        on_dispatch(config, slot, now_secs);
+        on_dispatch(config, slot, now_ms);
     }
     match (outcome, slot.breaker) {
         (Outcome::Capacity, _) | (Outcome::Success, BreakerState::Open) => {}
         (Outcome::Success, BreakerState::Closed) => slot.failures = 0,
         (Outcome::Success, BreakerState::HalfOpen) => {
             slot.successes = slot.successes.saturating_add(1);
-            if u32::from(slot.successes) >= config.success_threshold {
+            if reaches(slot.successes, config.success_threshold) {
                 *slot = Slot { breaker: BreakerState::Closed, failures: 0, successes: 0, opened_at: 0, ..*slot };
             }
         }
         (Outcome::Failure, BreakerState::Open) => slot.failures = slot.failures.saturating_add(1),
-        (Outcome::Failure, BreakerState::HalfOpen) => open(slot, now_secs),
+        (Outcome::Failure, BreakerState::HalfOpen) => open(slot, now_ms),
         (Outcome::Failure, BreakerState::Closed) => {
             slot.failures = slot.failures.saturating_add(1);
             slot.successes = 0;
-            if config.enabled && u32::from(slot.failures) >= config.failure_threshold {
-                open(slot, now_secs);
+            if config.enabled && reaches(slot.failures, config.failure_threshold) {
+                open(slot, now_ms);
             }
         }
     }
     *slot != before
 }
 
-fn open(slot: &mut Slot, now_secs: u32) {
+/// Counters stop where they are full, so that a greater threshold is that.
+fn reaches(count: u16, threshold: u32) -> bool {
+    u32::from(count) >= threshold.min(u32::from(u16::MAX))
+}
+
+fn open(slot: &mut Slot, now_ms: u64) {
     slot.breaker = BreakerState::Open;
-    slot.opened_at = now_secs;
+    slot.opened_at = tenths(now_ms);
     slot.successes = 0;
 }
 
 /// Wall clocks step; one that stepped back must not keep a breaker open for longer than its timeout.
-fn is_over(config: &Breaker, slot: &Slot, now_secs: u32) -> bool {
-    now_secs < slot.opened_at || u64::from(now_secs - slot.opened_at) >= u64::from(config.timeout_secs)
+fn is_over(config: &Breaker, slot: &Slot, now_ms: u64) -> bool {
+    let passed = tenths(now_ms).wrapping_sub(slot.opened_at);
+    let stepped_back = passed > u32::MAX / 2;
+    stepped_back || u64::from(passed) >= u64::from(config.timeout_secs) * 10
+}
+
+/// The wall clock in tenths of a second. It starts again every 13 years: only differences mean anything.
+fn tenths(now_ms: u64) -> u32 {
+    (now_ms / 100 % (1 << 32)) as u32
 }
 
 #[cfg(test)]
@@ -134,15 +146,15 @@ mod tests {
     use super::*;
     use Outcome::{Capacity, Failure, Success};
 
-    fn after(outcomes: &[(Outcome, u32)]) -> Slot {
+    fn after(outcomes: &[(Outcome, u64)]) -> Slot {
         let mut slot = Slot::default();
         for (outcome, now) in outcomes {
-            on_outcome(&Breaker::default(), &mut slot, *outcome, *now);
+            on_outcome(&Breaker::default(), &mut slot, *outcome, *now * 1000);
         }
         slot
     }
 
-    fn failures(count: usize) -> Vec<(Outcome, u32)> {
+    fn failures(count: usize) -> Vec<(Outcome, u64)> {
         vec![(Failure, 100); count]
     }
 
@@ -159,10 +171,10 @@ mod tests {
     fn it_is_half_open_after_the_timeout() {
         let mut slot = after(&failures(10));
         let config = Breaker::default();
-        assert!(!lets_through(&config, &slot, 159));
-        assert!(lets_through(&config, &slot, 160));
-        assert!(lets_through(&config, &slot, 99), "a clock that stepped back");
-        on_dispatch(&config, &mut slot, 160);
+        assert!(!lets_through(&config, &slot, 159_900));
+        assert!(lets_through(&config, &slot, 160_000));
+        assert!(lets_through(&config, &slot, 99_000), "a clock that stepped back");
+        on_dispatch(&config, &mut slot, 160_000);
         assert_eq!(slot.breaker, BreakerState::HalfOpen);
     }
 
@@ -171,7 +183,7 @@ mod tests {
         let closed = after(&[failures(10), vec![(Success, 160); 3]].concat());
         assert_eq!((closed.breaker, closed.failures), (BreakerState::Closed, 0));
         let opened = after(&[failures(10), vec![(Success, 160), (Success, 161), (Failure, 162)]].concat());
-        assert_eq!((opened.breaker, opened.opened_at), (BreakerState::Open, 162));
+        assert_eq!((opened.breaker, opened.opened_at), (BreakerState::Open, 1620));
     }
 
     #[test]
@@ -197,5 +209,28 @@ mod tests {
             on_outcome(&config, &mut slot, Failure, 1);
         }
         assert_eq!((slot.breaker, slot.failures), (BreakerState::Closed, 100));
+    }
+
+    #[test]
+    fn the_timeout_is_the_same_at_any_moment() {
+        let config = Breaker::default();
+        // Within a second, and where the tenths of a second start again.
+        for opened in [1_790_000_000_950_u64, (1 << 32) * 100 - 1, (1 << 32) * 400 - 30_000] {
+            let mut slot = Slot::default();
+            for _ in 0..10 {
+                on_outcome(&config, &mut slot, Failure, opened);
+            }
+            for (passed, expected) in [(0, false), (59_900, false), (60_000, true), (90_000, true)] {
+                assert_eq!(lets_through(&config, &slot, opened + passed), expected, "{opened} + {passed}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_threshold_that_no_counter_reaches_is_where_it_stops() {
+        let config = Breaker { failure_threshold: u32::MAX, ..Breaker::default() };
+        let mut slot = Slot { failures: u16::MAX - 1, ..Slot::default() };
+        on_outcome(&config, &mut slot, Failure, 1);
+        assert_eq!(slot.breaker, BreakerState::Open);
     }
 }

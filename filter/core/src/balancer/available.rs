@@ -45,7 +45,6 @@ impl Balancer {
         reports: &'a [Rc<CachedReports>],
         last_load: bool,
     ) -> Vec<Candidate<'a>> {
-        let now_secs = context.now_secs();
         let mut candidates = Vec::with_capacity(pool.workers.len());
         // Neighbours mostly share a block: what belongs to it is looked up once for a run of them.
         let mut run: Option<(&Read, &[Entry])> = None;
@@ -61,7 +60,7 @@ impl Balancer {
                 && (slot.breaker() == BreakerState::Closed
                     || fleet
                         .worker(worker)
-                        .is_some_and(|worker| breaker::lets_through(&worker.breaker, &slot.decode(), now_secs)));
+                        .is_some_and(|worker| breaker::lets_through(&worker.breaker, &slot.decode(), context.now_ms)));
             if !available {
                 continue;
             }

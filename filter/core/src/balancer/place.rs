@@ -228,7 +228,7 @@ impl Balancer {
             let before = read.block.slot(id.position());
             let mut slot = before;
             let breaker = fleet.worker(worker).map_or(self.config.breaker, |worker| worker.breaker);
-            credit(&breaker, &mut slot, &pick, brings(id), context.now_secs());
+            credit(&breaker, &mut slot, &pick, brings(id), context.now_ms);
             read.block.set_slot(id.position(), slot);
             let healthy = slot.breaker == BreakerState::Closed && slot.failures == 0;
             let written = self.load.write(context.store, read)?;
@@ -246,9 +246,9 @@ impl Balancer {
                 ledger.note(id, 1);
             } else {
                 // Lost every race: keep the pick and apply what it costs as a mere change.
-                let now_secs = context.now_secs();
+                let now_ms = context.now_ms;
                 let applied = self.load.change(context.store, id, |slot| {
-                    credit(&breaker, slot, &pick, brings(id), now_secs);
+                    credit(&breaker, slot, &pick, brings(id), now_ms);
                     true
                 })?;
                 if applied == Changed::Lost {
@@ -324,14 +324,14 @@ fn shed(context: &mut Context<'_>, prompt: Prompt<'_>, refusal: &Refusal) {
 }
 
 /// The write that a pick makes to its worker's slot.
-fn credit(config: &Breaker, slot: &mut Slot, pick: &Pick, brings_key: bool, now_secs: u32) {
+fn credit(config: &Breaker, slot: &mut Slot, pick: &Pick, brings_key: bool, now_ms: u64) {
     slot.in_flight = slot.in_flight.saturating_add(1);
     slot.keys = slot.keys.saturating_add(i32::from(brings_key));
     if let Some(tokens) = pick.credit {
         slot.tally_tokens = slot.tally_tokens.saturating_add(tokens);
         slot.tally_requests = slot.tally_requests.saturating_add(1);
     }
-    breaker::on_dispatch(config, slot, now_secs);
+    breaker::on_dispatch(config, slot, now_ms);
 }
 
 /// Counts a request of `key` at `id`, whose number of distinct keys was raised already if it `brought` a new one, and

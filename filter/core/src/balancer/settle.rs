@@ -102,11 +102,11 @@ impl Balancer {
 
     fn feed(&self, context: &mut Context<'_>, ticket: &Ticket, worker: u16, outcome: Outcome) {
         let Some(worker) = ticket.fleet.worker(worker) else { return };
-        let now_secs = context.now_secs();
+        let now_ms = context.now_ms;
         let mut transition = None;
         let fed = self.load.change(context.store, worker.id, |slot| {
             let before = slot.breaker;
-            let changed = breaker::on_outcome(&worker.breaker, slot, outcome, now_secs);
+            let changed = breaker::on_outcome(&worker.breaker, slot, outcome, now_ms);
             transition = (before != slot.breaker).then_some((before, slot.breaker));
             changed
         });

@@ -96,7 +96,7 @@ pub struct Slot {
     pub tally_tokens: u32,
     /// Requests credited since the last load report.
     pub tally_requests: u32,
-    /// When the breaker opened, in Unix seconds.
+    /// When the breaker opened, in tenths of a second of Unix time that start again every 13 years.
     pub opened_at: u32,
     /// Consecutive failures while closed.
     pub failures: u16,
