@@ -141,10 +141,12 @@ impl Named {
             };
             moved || (worker.info.is_some() && worker.info != known.info)
         };
-        // Where none differs, all are mine, so that as many of them are all of mine.
+        let named: HashSet<u64> = snapshot.workers.iter().map(|worker| url_hash(&worker.url)).collect();
+        let gone = |url: &String| mine.contains_key(&url_hash(url)) && !named.contains(&url_hash(url));
+        // Where none differs, all that are named are mine, so that as many of them are all of mine.
         snapshot.workers.iter().any(differs)
-            || (snapshot.scope == Scope::Full && snapshot.workers.len() != mine.len())
-            || snapshot.removed.iter().any(|url| mine.contains_key(&url_hash(url)))
+            || (snapshot.scope == Scope::Full && named.len() != mine.len())
+            || snapshot.removed.iter().any(gone)
     }
 
     /// Takes what `snapshot` says about who there is. `capacity` is the most workers and bounds the bytes.
