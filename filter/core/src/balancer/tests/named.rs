@@ -1,5 +1,9 @@
 //! Workers that only a sidecar names: they come, change, leave and come back.
 
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::stores::{Faulty, interleaved};
 use super::{Vm, address, load, parse, picked, url};
 use crate::answer::Refusal;
 use crate::balancer::Prompt;
@@ -186,5 +190,49 @@ fn a_thousand_named_workers_are_read_when_they_change_and_not_before() {
         vm.pass(20_000);
         vm.sweep();
         assert!(std::rc::Rc::ptr_eq(&fleet, vm.balancer.fleet()), "stamps alone make no other fleet");
+    }
+}
+
+#[test]
+fn a_trap_at_any_call_loses_nobody_once_the_snapshot_comes_again() {
+    let mut traps = 0;
+    for call in 0.. {
+        let trapping = Faulty::default();
+        let store = trapping.inner.clone();
+        let mut living = Vm::new(discovering(), store.clone(), 1);
+        let mut dying = Vm::new(discovering(), trapping.clone(), 0);
+        dying.take(&full(1, &[0, 1]));
+        trapping.trap(call);
+        let trapped = catch_unwind(AssertUnwindSafe(move || dying.take(&full(2, &[1, 2])))).is_err();
+        living.tick();
+        assert!(urls(&living) == [url(0), url(1)] || urls(&living) == [url(1), url(2)], "call {call}: all or nothing");
+        living.take(&full(3, &[1, 2]));
+        living.tick();
+        assert_eq!(urls(&living), [url(1), url(2)], "call {call}");
+        assert_eq!(urls(&Vm::new(discovering(), store, 2)), [url(1), url(2)], "call {call}");
+        if !trapped {
+            break;
+        }
+        traps += 1;
+    }
+    assert!(traps > 6, "{traps} traps");
+}
+
+#[test]
+fn snapshots_of_several_reporters_at_once_are_all_heeded() {
+    for seed in 0..8 {
+        let store = MemoryStore::default();
+        interleaved(3, Some(seed), &store, |me, turned| {
+            let mut vm = Vm::new(discovering(), turned, me as u64);
+            for sequence in 1..6 {
+                let workers = [me, 10 + me * 5 + sequence as usize];
+                vm.take(&Snapshot { reporter: me.to_string(), ..full(sequence, &workers) });
+                vm.tick();
+            }
+        });
+        let observer = Vm::new(discovering(), store, 99);
+        let known: BTreeSet<String> = urls(&observer).into_iter().collect();
+        let last = (0..3).flat_map(|me| [url(me), url(10 + me * 5 + 5)]).collect();
+        assert_eq!(known, last, "seed {seed}");
     }
 }
