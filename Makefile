@@ -6,7 +6,7 @@ export ENVOY
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 FILTER_WASM := $(TARGET_DIR)/wasm32-wasip1/wasm/filter.wasm
 
-.PHONY: help setup toolchain wasm bins test lint test-core test-wasm test-envoy demo simulate bench chaos soak up check-vllm clean
+.PHONY: help setup toolchain wasm bins test lint test-core test-wasm test-envoy demo simulate bench bench-sidecar chaos soak up check-vllm clean
 
 help:
 	@echo "make test        everything: format, lints, unit, Wasm and Envoy tests"
@@ -21,6 +21,8 @@ help:
 	@echo "make bench       what the filter costs: CPU time per request beside Envoy alone (some 10 minutes);"
 	@echo "                 PEER=smg,extproc adds SMG and an idle ext_proc picker; for short runs also ROUNDS, POLICIES,"
 	@echo "                 PROMPT_KB, MIX, WORKERS, CONCURRENCY, STREAM_CHUNKS, REQUESTS"
+	@echo "make bench-sidecar  the sidecar's CPU time and memory with ENGINES=1000 polled every second; also INTERVAL,"
+	@echo "                 MEASURE_SECONDS"
 	@echo "make up          keep Envoy, sidecar and four fake engines running, or WORKERS=\"http://ip:port …\" instead;"
 	@echo "                 also POLICY, PORT, ADMIN_PORT, CONCURRENCY, CONFIG=file.json, ENVOY_BIN, LOG_LEVEL"
 	@echo "make check-vllm  the same Envoy in front of two real vLLM engines on this CPU (downloads 3 GB at first)"
@@ -86,6 +88,11 @@ bench: setup wasm bins
 	cargo build --quiet --release -p ext-proc-picker
 	@smg=; case ",$(PEER)," in *,smg,*) smg=$$(scripts/get-smg);; esac; \
 	SMG_BIN=$$smg PICKER_BIN=$(TARGET_DIR)/release/ext-proc-picker exec $(TARGET_DIR)/debug/bench
+
+# The sidecar is what is measured, so it is built as one would deploy it.
+bench-sidecar: bins
+	cargo build --quiet --release -p sidecar-loadmonitor
+	@SIDECAR_BIN=$(TARGET_DIR)/release/sidecar-loadmonitor exec $(TARGET_DIR)/debug/bench-sidecar
 
 # `exec`, so that a signal for make's child reaches the stack and no shell in between.
 up: setup wasm bins

@@ -31,7 +31,7 @@ pub(super) fn groups(leaders: &[u32]) -> Result<Vec<u32>> {
 ///
 /// # Errors
 /// When one of the processes is gone.
-pub(super) fn used(processes: &[u32]) -> Result<Duration> {
+pub(crate) fn used(processes: &[u32]) -> Result<Duration> {
     processes.iter().map(|&pid| of(pid)).sum()
 }
 

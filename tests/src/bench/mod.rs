@@ -6,7 +6,7 @@
 
 mod cells;
 mod clients;
-mod cpu;
+pub(crate) mod cpu;
 mod engines;
 mod goals;
 mod outcome;

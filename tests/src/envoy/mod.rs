@@ -13,8 +13,8 @@ pub use client::{Connection, Reply};
 pub use config::{plain_cluster, prefix_route};
 pub use instance::{Envoy, Rejected};
 pub use options::{EnvoyOptions, Filter, Worker};
-pub(crate) use process::built_wasm;
 pub use process::{Output, Process, filter_wasm, workspace_binary};
+pub(crate) use process::{built_wasm, lift_open_files};
 
 use std::time::{Duration, Instant};
 

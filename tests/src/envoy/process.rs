@@ -118,7 +118,7 @@ fn signal(pid: u32, signal: libc::c_int) {
 /// Lifts this process's limit of open files, and so that of its children, as far as it may: thousands of streams need
 /// more than the usual 1,024.
 #[expect(unsafe_code, reason = "limits have no safe wrapper in std")]
-pub(super) fn lift_open_files() {
+pub(crate) fn lift_open_files() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: plain system calls on a struct of our own.
     unsafe {
