@@ -1,9 +1,14 @@
 //! What the sidecar does, checked: no value of these types can be wrong.
 
-use std::{collections::HashSet, fmt, path::PathBuf, time::Duration};
+use std::{collections::HashSet, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use reqwest::header::HeaderValue;
-use url::Url;
+use url::{Host, Url};
+
+use crate::{
+    discovery::{DnsName, EnvoyAdmin},
+    health::Thresholds,
+};
 
 /// A snapshot of so many workers with the longest URLs stays below `report::MAX_SNAPSHOT_BYTES`.
 pub(crate) const MAX_WORKERS: usize = 4096;
@@ -13,8 +18,8 @@ const MAX_URL_BYTES: usize = 512;
 /// What [`crate::run`] is told to do.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The engines to poll, each once.
-    pub workers: Vec<Worker>,
+    /// Where workers come from.
+    pub discovery: Discovery,
     /// The ingest listeners that get every snapshot, one per Envoy.
     pub push_urls: Vec<Url>,
     /// From the start of one round to the start of the next.
@@ -23,6 +28,70 @@ pub struct Config {
     pub timeout: Duration,
     /// Sent to every engine as bearer token.
     pub api_key: Option<ApiKey>,
+    /// Whether engines are asked for their load.
+    pub monitoring: bool,
+    /// How workers are probed.
+    pub probes: Probes,
+    /// Names this sidecar to the filter.
+    pub reporter: String,
+    /// What it serves, if anything.
+    pub face: Option<Face>,
+    /// Sent with every push, and asked of readers.
+    pub token: Option<ApiKey>,
+}
+
+/// Where workers come from; several sources may be used at once. Of a worker that two name the first one's word counts,
+/// in the order of these fields.
+#[derive(Debug, Clone)]
+pub struct Discovery {
+    /// The engines named on the command line, each once.
+    pub workers: Vec<Worker>,
+    /// A file that describes workers.
+    pub workers_file: Option<PathBuf>,
+    /// Names whose addresses are workers.
+    pub dns: Vec<DnsName>,
+    /// From one look-up of a name to the next.
+    pub dns_interval: Duration,
+    /// An Envoy that knows workers.
+    pub envoy: Option<EnvoyAdmin>,
+    /// From one look at the file, and at Envoy, to the next.
+    pub interval: Duration,
+    /// What engines that are found as addresses speak.
+    pub scheme: &'static str,
+}
+
+impl Discovery {
+    /// Whether no source is given.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.workers.is_empty() && self.workers_file.is_none() && self.dns.is_empty() && self.envoy.is_none()
+    }
+}
+
+/// How workers are probed, unless something else is said of one.
+#[derive(Debug, Clone)]
+pub struct Probes {
+    /// Whether at all; if not, everybody is ready.
+    pub enabled: bool,
+    /// From one probe to the next.
+    pub interval: Duration,
+    /// What one probe may take.
+    pub timeout: Duration,
+    /// How many it takes.
+    pub(crate) thresholds: Thresholds,
+    /// What is asked of engines that speak HTTP.
+    pub path: String,
+    /// How long a worker drains before it is removed.
+    pub drain_settle: Duration,
+    /// Whether workers that are given up are removed.
+    pub remove_failed: bool,
+}
+
+/// The sidecar's own HTTP server.
+#[derive(Debug, Clone, Copy)]
+pub struct Face {
+    /// Where it listens.
+    pub listen: SocketAddr,
 }
 
 /// One engine.
@@ -40,20 +109,26 @@ pub struct ApiKey(HeaderValue);
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// Nothing to poll.
-    #[error("no worker to poll: give --worker http://host:port (repeat it for more), or set WORKERS")]
+    #[error(
+        "no worker to poll: give --worker http://host:port (repeat it for more), or set WORKERS; or say where they can \
+         be found, with --workers-file, --dns, or --envoy-admin and --envoy-cluster"
+    )]
     NoWorker,
     /// More workers than a snapshot can hold.
-    #[error("{0} workers; at most {MAX_WORKERS} fit into one snapshot: run several sidecars, each with a part of them")]
+    #[error(
+        "--worker: {0} workers; at most {MAX_WORKERS} fit into one snapshot: run several sidecars, each with a part of them"
+    )]
     TooManyWorkers(usize),
     /// One engine named twice.
     #[error("--worker {0}: this engine is listed twice; remove one of the two")]
     SameWorker(String),
     /// Nowhere to push.
     #[error(
-        "no Envoy to push to: give --push-url with the URL of the ingest listener, such as \
-         http://127.0.0.1:9902/v1/reports, or set PUSH_URL"
+        "nobody hears of it: give --push-url with the URL of an Envoy's ingest listener, such as \
+         http://127.0.0.1:9902/v1/reports (or set PUSH_URL), or --listen with an address where filters fetch what is \
+         known"
     )]
-    NoPushUrl,
+    NoReader,
     /// A URL that cannot be used.
     #[error("{option} {given:?}: {problem}; write it as {example}")]
     Url {
@@ -66,6 +141,19 @@ pub enum ConfigError {
         /// What a good one looks like.
         example: &'static str,
     },
+    /// A value that cannot be read.
+    #[error("{option} {given:?}: {problem}")]
+    Value {
+        /// The option that gave it.
+        option: &'static str,
+        /// The value as given.
+        given: String,
+        /// What is wrong with it, and how it should look.
+        problem: String,
+    },
+    /// An Envoy without clusters, or clusters without an Envoy.
+    #[error("--envoy-admin and --envoy-cluster belong together: where Envoy is asked, and for which of its clusters")]
+    HalfAnEnvoy,
     /// Polls that would outlast their round.
     #[error(
         "--timeout of {timeout:?} is longer than --load-monitor-interval of {interval:?}: a poll must end before the \
@@ -83,14 +171,31 @@ pub enum ConfigError {
     /// Two keys for the engines.
     #[error("both --api-key and --api-key-file (or API_KEY and API_KEY_FILE) are given; drop one of the two")]
     TwoApiKeys,
-    /// A key file that cannot be read.
-    #[error("--api-key-file {path}: {source}; the file must hold the key alone and be readable by this user")]
-    ApiKeyFile {
+    /// A file with a key or token that cannot be read.
+    #[error("{option} {path}: {source}; the file must hold the key alone and be readable by this user")]
+    KeyFile {
+        /// The option that names it.
+        option: &'static str,
         /// The file.
         path: PathBuf,
         /// What reading it said.
         source: std::io::Error,
     },
+    /// An empty token, which anybody could send.
+    #[error("--token-file {path}: holds no token; write one line of visible ASCII characters into it")]
+    NoToken {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A face that everybody may ask.
+    #[error(
+        "--listen on another address than loopback needs --token-file with a token that readers must send: whoever \
+         reaches it could drain workers"
+    )]
+    OpenToAll,
+    /// A name that no snapshot should carry.
+    #[error("--reporter-name {0:?}: must be 1 to at most 100 visible ASCII characters")]
+    Reporter(String),
 }
 
 impl Worker {
@@ -112,6 +217,16 @@ impl Worker {
     /// The URL as a URL.
     pub(crate) const fn base(&self) -> &Url {
         &self.base
+    }
+
+    /// The address, if the URL has it and not a name.
+    pub(crate) fn literal_address(&self) -> Option<String> {
+        let ip = match self.base.host()? {
+            Host::Ipv4(ip) => ip.into(),
+            Host::Ipv6(ip) => ip.into(),
+            Host::Domain(_) => return None,
+        };
+        Some(SocketAddr::new(ip, self.base.port_or_known_default()?).to_string())
     }
 
     /// Where the engine serves `path`, which starts with a slash and may hold a query.
@@ -155,12 +270,30 @@ pub(crate) fn split(given: &[String]) -> impl Iterator<Item = &str> {
     given.iter().flat_map(|list| list.split([',', ' ', '\t', '\r', '\n'])).filter(|url| !url.is_empty())
 }
 
+/// All that `option` gives, in order, each once.
+pub(crate) fn each<T: FromStr<Err = String> + PartialEq>(
+    option: &'static str,
+    given: &[String],
+) -> Result<Vec<T>, ConfigError> {
+    let mut all = Vec::new();
+    for text in split(given) {
+        let wrong = |problem| ConfigError::Value { option, given: text.to_owned(), problem };
+        let value = text.parse().map_err(wrong)?;
+        if !all.contains(&value) {
+            all.push(value);
+        }
+    }
+    Ok(all)
+}
+
+/// The URL of an admin endpoint.
+pub(crate) fn admin_url(given: &str) -> Result<Url, ConfigError> {
+    http_url("--envoy-admin", "http://host:port", given)
+}
+
 /// The workers in `given`, in order.
 pub(crate) fn workers(given: &[String]) -> Result<Vec<Worker>, ConfigError> {
     let workers = split(given).map(Worker::parse).collect::<Result<Vec<_>, _>>()?;
-    if workers.is_empty() {
-        return Err(ConfigError::NoWorker);
-    }
     if workers.len() > MAX_WORKERS {
         return Err(ConfigError::TooManyWorkers(workers.len()));
     }
@@ -180,7 +313,23 @@ pub(crate) fn push_urls(given: &[String]) -> Result<Vec<Url>, ConfigError> {
             urls.push(url);
         }
     }
-    if urls.is_empty() { Err(ConfigError::NoPushUrl) } else { Ok(urls) }
+    Ok(urls)
+}
+
+/// The reporter's name: the given one, or the host's.
+pub(crate) fn reporter(given: Option<String>) -> Result<String, ConfigError> {
+    match given.filter(|name| !name.is_empty()) {
+        Some(name) if name.len() > 100 || !name.bytes().all(|byte| byte.is_ascii_graphic()) => {
+            Err(ConfigError::Reporter(name))
+        }
+        Some(name) => Ok(name),
+        None => {
+            let mut name = gethostname::gethostname().to_string_lossy().into_owned();
+            name.retain(|character| character.is_ascii_graphic());
+            name.truncate(100);
+            Ok(if name.is_empty() { "sidecar".to_owned() } else { name })
+        }
+    }
 }
 
 fn http_url(option: &'static str, example: &'static str, given: &str) -> Result<Url, ConfigError> {
@@ -241,7 +390,6 @@ mod tests {
 
     #[test]
     fn refusals_say_what_is_wrong() {
-        refuses("", "no worker to poll");
         refuses("10.0.0.1:8000", "--worker \"10.0.0.1:8000\": not a URL");
         refuses("localhost:8000", "must start with http://");
         refuses("grpc://a:1", "must start with http://");

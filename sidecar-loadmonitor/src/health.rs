@@ -40,6 +40,16 @@ impl Machine {
         Self { thresholds, health: Health::Pending, successes: 0, failures: 0, probes: 0 }
     }
 
+    /// The thresholds that it goes by.
+    pub(crate) const fn thresholds(&self) -> Thresholds {
+        self.thresholds
+    }
+
+    /// The same worker under other thresholds.
+    pub(crate) fn under(self, thresholds: Thresholds) -> Self {
+        Self { thresholds, ..self }
+    }
+
     /// The health as it stands.
     pub(crate) const fn health(&self) -> Health {
         self.health
@@ -63,6 +73,16 @@ impl Machine {
             Health::Ready if self.failures >= failure => Health::NotReady,
             as_it_was => as_it_was,
         };
+        self.health
+    }
+
+    /// Takes the outcome of a probe that came before its time, to bring the worker in sooner; the health after it. Its
+    /// failure takes no part in giving the worker up, whatever time that is meant to leave an engine to load.
+    pub(crate) fn probed_early(&mut self, succeeded: bool) -> Health {
+        if succeeded {
+            return self.probed(true);
+        }
+        self.successes = 0;
         self.health
     }
 }
@@ -107,5 +127,21 @@ mod tests {
         assert_eq!(after(&mut machine, &[(true, 1)]), Health::Ready);
         let mut machine = Machine::new(Thresholds::default());
         assert_eq!(after(&mut machine, &[(false, 30)]), Health::Failed);
+    }
+
+    #[test]
+    fn a_probe_before_its_time_brings_a_worker_in_but_never_gives_it_up() {
+        let mut machine = Machine::new(Thresholds::default());
+        for _ in 0..1000 {
+            assert_eq!(machine.probed_early(false), Health::Pending);
+        }
+        machine.probed_early(true);
+        machine.probed_early(false);
+        assert_eq!(machine.probed_early(true), Health::Pending, "two in a row");
+        assert_eq!(machine.probed_early(true), Health::Ready);
+        assert_eq!(after(&mut machine, &[(false, 3)]), Health::NotReady);
+        for _ in 0..1000 {
+            assert_eq!(machine.probed_early(false), Health::NotReady);
+        }
     }
 }

@@ -6,18 +6,22 @@ use std::{
 };
 
 use anyhow::Context;
-use clap::{CommandFactory, Parser, error::ErrorKind};
-use sidecar_loadmonitor::{Args, LogLevel, run};
+use clap::{CommandFactory, error::ErrorKind};
+use sidecar_loadmonitor::{Args, LogFormat, LogLevel, run};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 fn main() -> anyhow::Result<()> {
-    let args = Args::parse();
-    log_at(args.log_level);
+    let args = Args::gather(std::env::args_os()).unwrap_or_else(|error| error.exit());
+    log_at(args.log_level, args.log_format);
     let config = match args.into_config() {
         Ok(config) => config,
         Err(error) => Args::command().error(ErrorKind::ValueValidation, error).exit(),
     };
+    // A connection or two per engine: a thousand engines need more than the usual 1,024 files.
+    if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
     // One thread is enough for a thousand engines, and leaves the others to Envoy.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no async runtime")?;
     let outcome = runtime.block_on(async {
@@ -41,7 +45,7 @@ fn signals() -> std::io::Result<impl Future<Output = ()>> {
     })
 }
 
-fn log_at(level: LogLevel) {
+fn log_at(level: LogLevel, format: LogFormat) {
     let filter = match level {
         LogLevel::Error => "error",
         LogLevel::Warn => "warn",
@@ -49,10 +53,13 @@ fn log_at(level: LogLevel) {
         LogLevel::Debug => "warn,sidecar_loadmonitor=debug",
         LogLevel::Trace => "info,sidecar_loadmonitor=trace",
     };
-    tracing_subscriber::fmt()
+    let log = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(filter))
         .with_writer(stderr)
         .with_ansi(stderr().is_terminal())
-        .with_target(false)
-        .init();
+        .with_target(false);
+    match format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
 }

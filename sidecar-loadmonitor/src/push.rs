@@ -1,13 +1,22 @@
 //! Delivery of snapshots to one Envoy.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use filter_core::report::Snapshot;
-use reqwest::{Client, header::CONTENT_TYPE};
+use reqwest::{
+    Client,
+    header::{AUTHORIZATION, CONTENT_TYPE},
+};
 use tokio::time::{Instant, sleep};
 use url::Url;
 
-use crate::{backoff::Backoff, fetch::exchange, outbox::Outbox};
+use crate::{backoff::Backoff, config::ApiKey, fetch::exchange, outbox::Outbox};
 
 /// Of a refusal's body so much is read, and a part of it logged, in bytes.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
@@ -16,21 +25,52 @@ const MAX_LOGGED_CHARS: usize = 300;
 /// While an Envoy stays away, one line in so long a time.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
-/// Delivers what comes into `outbox` to `url`, one snapshot at a time and always the newest; a failed one is tried
-/// again after a growing pause of at most `longest_pause`, unless a newer one has replaced it by then. Never returns.
-pub(crate) async fn deliver(client: Client, url: Url, outbox: Arc<Outbox>, timeout: Duration, longest_pause: Duration) {
-    let mut backoff = Backoff::new(longest_pause);
-    let mut trouble = Trouble::new(&url);
+/// One Envoy that gets everything.
+#[derive(Debug)]
+pub(crate) struct Envoy {
+    pub(crate) url: Url,
+    /// What it has not yet received.
+    pub(crate) outbox: Arc<Outbox>,
+    /// How many snapshots have arrived there, and how many tries have failed.
+    pub(crate) arrived: AtomicU64,
+    pub(crate) failed: AtomicU64,
+}
+
+impl Envoy {
+    /// One that has received nothing.
+    pub(crate) fn new(url: Url) -> Self {
+        Self { url, outbox: Arc::default(), arrived: AtomicU64::new(0), failed: AtomicU64::new(0) }
+    }
+}
+
+/// How snapshots are delivered.
+#[derive(Debug, Clone)]
+pub(crate) struct Manner {
+    pub(crate) client: Client,
+    pub(crate) token: Option<ApiKey>,
+    /// What one push may take.
+    pub(crate) timeout: Duration,
+    /// Between two tries at most.
+    pub(crate) longest_pause: Duration,
+}
+
+/// Delivers what comes into the outbox of `envoy`, one snapshot at a time and always the newest; a failed one is tried
+/// again after a growing pause, unless a newer one has replaced it by then. Never returns.
+pub(crate) async fn deliver(manner: Manner, envoy: Arc<Envoy>) {
+    let mut backoff = Backoff::new(manner.longest_pause);
+    let mut trouble = Trouble::new(&envoy.url);
     loop {
-        let snapshot = outbox.take().await;
-        match post(&client, &url, &snapshot, timeout).await {
+        let snapshot = envoy.outbox.take().await;
+        match post(&manner, &envoy.url, &snapshot).await {
             Ok(()) => {
                 backoff.reset();
+                envoy.arrived.fetch_add(1, Ordering::Relaxed);
                 trouble.over(snapshot.sequence);
             }
             Err(reason) => {
+                envoy.failed.fetch_add(1, Ordering::Relaxed);
                 trouble.more(&reason);
-                outbox.put_back(snapshot);
+                envoy.outbox.put_back(snapshot);
                 let pause = backoff.pause(&mut rand::rng());
                 sleep(pause).await;
             }
@@ -38,9 +78,14 @@ pub(crate) async fn deliver(client: Client, url: Url, outbox: Arc<Outbox>, timeo
     }
 }
 
-async fn post(client: &Client, url: &Url, snapshot: &Snapshot, timeout: Duration) -> Result<(), String> {
-    let request = client.post(url.clone()).header(CONTENT_TYPE, "application/json").body(snapshot.to_bytes());
-    let answer = exchange(request, MAX_ANSWER_BYTES, Instant::now() + timeout).await.map_err(|e| e.to_string())?;
+async fn post(manner: &Manner, url: &Url, snapshot: &Snapshot) -> Result<(), String> {
+    let mut request = manner.client.post(url.clone()).header(CONTENT_TYPE, "application/json");
+    if let Some(token) = &manner.token {
+        request = request.header(AUTHORIZATION, token.header());
+    }
+    let request = request.body(snapshot.to_bytes());
+    let deadline = Instant::now() + manner.timeout;
+    let answer = exchange(request, MAX_ANSWER_BYTES, deadline).await.map_err(|e| e.to_string())?;
     if (200..300).contains(&answer.status) {
         return Ok(());
     }

@@ -1,99 +1,72 @@
-//! Rounds: every worker polled at once on a fixed schedule, and snapshots of what they said.
+//! Rounds: everybody polled at once on a fixed schedule, and snapshots of what is known: all of it once a round, and
+//! news in between.
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{sync::Arc, time::Duration};
 
-use filter_core::report::{Snapshot, WorkerReport};
-use futures_util::{StreamExt, stream::FuturesUnordered};
+use filter_core::report::Snapshot;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
-use crate::{
-    config::{Config, Worker},
-    engine::Engine,
-    fetch::Asker,
-    outbox::Outbox,
-    resolve::Names,
-    spec::WorkerSpec,
-};
+use crate::{outbox::Outbox, registry::Registry};
 
-/// A snapshot waits for slow workers only so long. Those still to answer get a second one in the same round, so that
-/// an engine that stalls delays nobody's report.
+/// A snapshot waits for slow workers only so long. What they say later goes out as news, so that an engine that stalls
+/// delays nobody's report.
 const GRACE: Duration = Duration::from_millis(250);
+/// News waits so long for more: workers seldom come, go or answer alone.
+const GATHER: Duration = Duration::from_millis(20);
 
-/// Polls round after round and offers the snapshots to every outbox. Never returns.
-pub(crate) async fn poll_for_ever(config: &Config, asker: &Asker, names: &Names, outboxes: &[Arc<Outbox>]) {
-    let spec = |worker: &Worker| Arc::new(WorkerSpec { url: worker.url().to_owned(), ..WorkerSpec::default() });
-    let engine = |worker: &Worker| Engine::new(spec(worker), worker.clone(), asker.clone(), names);
-    let engines: Vec<_> = config.workers.iter().map(engine).collect();
-    let mut numbered = Numbering::new(config.interval);
-    let mut schedule = interval(config.interval);
+/// Starts round after round and offers the snapshots to every outbox. Never returns.
+pub(crate) async fn run_for_ever(registry: &Arc<Registry>, every: Duration, outboxes: &[Arc<Outbox>]) {
+    let grace = GRACE.min(every / 4);
+    let mut schedule = interval(every);
     schedule.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    // When everybody is told, at the latest; and when news is.
+    let mut all_by = None;
+    let mut news_by: Option<Instant> = None;
+    let mut next_leave = None;
     loop {
-        schedule.tick().await;
-        let grace = Instant::now() + GRACE.min(config.interval / 4);
-        let mut polls: FuturesUnordered<_> = engines.iter().map(|engine| report(engine, config.timeout)).collect();
-        let mut reports = Vec::with_capacity(polls.len());
-        let mut graceful = true;
-        loop {
-            tokio::select! {
-                report = polls.next() => match report {
-                    Some(report) => reports.push(report),
-                    None => break,
-                },
-                () = sleep_until(grace), if graceful => {
-                    graceful = false;
-                    publish(&mut numbered, std::mem::take(&mut reports), outboxes);
-                }
+        tokio::select! {
+            _ = schedule.tick() => {
+                registry.begin_round();
+                all_by = Some(Instant::now() + grace);
             }
+            () = registry.news() => news_by = news_by.or(Some(Instant::now() + GATHER)),
+            () = at(all_by) => {}
+            () = at(news_by) => {}
+            () = at(next_leave) => {}
         }
-        publish(&mut numbered, reports, outboxes);
+        next_leave = registry.reap();
+        if registry.completes() {
+            all_by = Some(Instant::now() + grace);
+        }
+        let now = Instant::now();
+        let past = |due: Option<Instant>| due.is_some_and(|due| due <= now);
+        if all_by.is_some() && (registry.round_is_over() || past(all_by)) {
+            (all_by, news_by) = (None, None);
+            offer(registry.publish_all(), outboxes);
+        } else if past(news_by) {
+            news_by = None;
+            offer(registry.publish_news(), outboxes);
+        }
     }
 }
 
-/// One worker's part of a snapshot.
-async fn report(engine: &Engine, timeout: Duration) -> WorkerReport {
-    let polled = engine.poll(timeout).await;
-    let load = polled.told.ok().map(|told| told.load);
-    WorkerReport { url: engine.spec().url.clone(), address: polled.address, load, ..WorkerReport::default() }
+async fn at(due: Option<Instant>) {
+    match due {
+        Some(due) => sleep_until(due).await,
+        None => std::future::pending().await,
+    }
 }
 
-fn publish(numbered: &mut Numbering, reports: Vec<WorkerReport>, outboxes: &[Arc<Outbox>]) {
-    if reports.is_empty() {
-        return;
-    }
-    let snapshot = numbered.snapshot(reports);
+fn offer(snapshot: Option<Snapshot>, outboxes: &[Arc<Outbox>]) {
+    let Some(snapshot) = snapshot else { return };
     tracing::debug!(
         sequence = snapshot.sequence,
+        scope = ?snapshot.scope,
         workers = snapshot.workers.len(),
         reporting = snapshot.workers.iter().filter(|worker| worker.load.is_some()).count(),
         "snapshot"
     );
     for outbox in outboxes {
         outbox.offer(snapshot.clone());
-    }
-}
-
-/// Gives each snapshot its place in the order.
-struct Numbering {
-    epoch: u64,
-    sequence: u64,
-    interval_ms: u32,
-}
-
-impl Numbering {
-    fn new(interval: Duration) -> Self {
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self {
-            epoch: u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX),
-            sequence: 0,
-            interval_ms: u32::try_from(interval.as_millis()).unwrap_or(u32::MAX).max(1),
-        }
-    }
-
-    fn snapshot(&mut self, workers: Vec<WorkerReport>) -> Snapshot {
-        self.sequence += 1;
-        Snapshot::of(self.epoch, self.sequence, self.interval_ms, workers)
     }
 }

@@ -1,9 +1,11 @@
 //! What is said of one worker: by the command line, a file or whatever else finds workers.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::SocketAddr, ops::RangeInclusive};
 
 use filter_core::report::{Info, Overload, Resilience};
 use serde::Deserialize;
+
+use crate::config::Worker;
 
 /// One worker as somebody describes it, in SMG's words (its `WorkerSpec`); what is left out is asked from the engine or
 /// has SMG's default.
@@ -58,7 +60,61 @@ pub(crate) struct HealthSpec {
     pub(crate) drain_settle_secs: Option<u64>,
 }
 
+/// Seconds that anything about a worker may be set to: nobody waits for a day.
+const SECONDS: RangeInclusive<u64> = 1..=86_400;
+/// See `--health-failure-threshold`.
+const PROBES: RangeInclusive<u32> = 1..=1000;
+
 impl WorkerSpec {
+    /// The worker that this describes, if it makes sense.
+    ///
+    /// # Errors
+    /// Names what is wrong, and what is allowed.
+    pub(crate) fn check(&self) -> Result<Worker, String> {
+        let worker = Worker::parse(&self.url).map_err(|error| error.to_string())?;
+        let wrong = |what: &str, value: String, allowed: &str| Err(format!("{what} {value} must be {allowed}"));
+        if !matches!(self.leg.as_str(), "" | "regular" | "prefill" | "decode") {
+            return wrong("leg", format!("{:?}", self.leg), "regular, prefill or decode");
+        }
+        if let Some(address) = self.address.as_ref().filter(|address| address.parse::<SocketAddr>().is_err()) {
+            return wrong("address", format!("{address:?}"), "an ip:port");
+        }
+        if let Some(usage) = self.overload.token_usage.filter(|usage| !(*usage > 0.0 && *usage <= 1.0)) {
+            return wrong("overload.token_usage", usage.to_string(), "above 0 and at most 1");
+        }
+        let HealthSpec { timeout_secs, check_interval_secs, success_threshold, failure_threshold, .. } = self.health;
+        for (what, value) in [
+            ("health.timeout_secs", timeout_secs),
+            ("health.check_interval_secs", check_interval_secs),
+            ("load_monitor_interval_secs", self.load_monitor_interval_secs),
+        ] {
+            if let Some(value) = value.filter(|value| !SECONDS.contains(value)) {
+                return wrong(what, value.to_string(), &format!("{} to {}", SECONDS.start(), SECONDS.end()));
+            }
+        }
+        if let Some(value) = self.health.drain_settle_secs.filter(|value| value > SECONDS.end()) {
+            return wrong("health.drain_settle_secs", value.to_string(), &format!("at most {}", SECONDS.end()));
+        }
+        for (what, value) in
+            [("health.success_threshold", success_threshold), ("health.failure_threshold", failure_threshold)]
+        {
+            if let Some(value) = value.filter(|value| !PROBES.contains(value)) {
+                return wrong(what, value.to_string(), &format!("{} to {}", PROBES.start(), PROBES.end()));
+            }
+        }
+        for (what, value) in [
+            ("overload.waiting_requests", self.overload.waiting_requests),
+            ("resilience.cb_failure_threshold", self.resilience.cb_failure_threshold),
+            ("resilience.cb_success_threshold", self.resilience.cb_success_threshold),
+            ("resilience.cb_timeout_secs", self.resilience.cb_timeout_secs),
+        ] {
+            if value == Some(0) {
+                return wrong(what, "0".to_owned(), "at least 1");
+            }
+        }
+        Ok(worker)
+    }
+
     /// What is said of it, to be completed by what the engine says.
     pub(crate) fn info(&self) -> Info {
         Info {

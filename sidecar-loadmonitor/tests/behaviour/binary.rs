@@ -109,10 +109,52 @@ async fn a_wrong_configuration_ends_it_with_status_2_and_a_word() {
 }
 
 #[tokio::test]
+async fn a_file_configures_it_and_the_environment_goes_before() {
+    let (ingest, push) = Ingest::start().await;
+    let (good, other) = (format!("http://{}", healthy(1).await), dead_port().await);
+    let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("binary.yaml");
+    let text = format!("worker: [http://{other}]\npush-url: {push}\nlog-format: json\nreporter-name: filed\n");
+    std::fs::write(&file, text).unwrap();
+    let config = ["--config", file.to_str().unwrap()];
+    let mut child = binary(&config).env("WORKERS", &good).env("REPORTER_NAME", "").spawn().unwrap();
+    let snapshots = ingest.wait(1).await;
+    assert_eq!((snapshots[0].reporter.as_str(), snapshots[0].workers[0].url.as_str()), ("filed", good.as_str()));
+    signal(&child, "TERM").await;
+    let mut log = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut log).await.unwrap();
+    for line in log.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert!(line["message"].is_string() && line["level"].is_string(), "{line}");
+    }
+    assert!(log.contains("\"worker\":"), "{log}");
+}
+
+#[tokio::test]
 async fn help_names_every_flag_with_its_variable() {
     let output = binary(&["--help"]).output().await.unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     for (flag, variable) in [
+        ("--config", "SIDECAR_CONFIG"),
+        ("--workers-file", "WORKERS_FILE"),
+        ("--dns", "WORKERS_DNS"),
+        ("--dns-interval", "DNS_INTERVAL"),
+        ("--envoy-admin", "ENVOY_ADMIN"),
+        ("--envoy-cluster", "ENVOY_CLUSTER"),
+        ("--discovery-interval", "DISCOVERY_INTERVAL"),
+        ("--discovered-scheme", "DISCOVERED_SCHEME"),
+        ("--health-check-interval-secs", "HEALTH_CHECK_INTERVAL_SECS"),
+        ("--health-check-timeout-secs", "HEALTH_CHECK_TIMEOUT_SECS"),
+        ("--health-failure-threshold", "HEALTH_FAILURE_THRESHOLD"),
+        ("--health-success-threshold", "HEALTH_SUCCESS_THRESHOLD"),
+        ("--health-check-endpoint", "HEALTH_CHECK_ENDPOINT"),
+        ("--disable-health-check", "DISABLE_HEALTH_CHECK"),
+        ("--remove-unhealthy-workers", "REMOVE_UNHEALTHY_WORKERS"),
+        ("--drain-settle-secs", "DRAIN_SETTLE_SECS"),
+        ("--disable-load-monitoring", "DISABLE_LOAD_MONITORING"),
+        ("--reporter-name", "REPORTER_NAME"),
+        ("--listen", "LISTEN"),
+        ("--token-file", "TOKEN_FILE"),
+        ("--log-format", "LOG_FORMAT"),
         ("--worker", "WORKERS"),
         ("--push-url", "PUSH_URL"),
         ("--load-monitor-interval", "LOAD_MONITOR_INTERVAL"),

@@ -91,17 +91,23 @@ impl Route {
         self.0.asked.load(Ordering::SeqCst)
     }
 
-    fn answer(&self) -> impl IntoResponse + use<> {
+    pub(crate) fn answer(&self) -> impl IntoResponse + use<> {
         self.0.asked.fetch_add(1, Ordering::SeqCst);
         let (status, body) = self.0.answer.lock().unwrap().clone();
         (StatusCode::from_u16(status).unwrap(), body)
     }
 }
 
-/// An engine with the two routes that the sidecar may ask.
+/// An engine with the two routes that the sidecar may ask for its load.
 pub(crate) async fn engine(loads: &Route, metrics: &Route) -> SocketAddr {
-    let (loads, metrics) = (loads.clone(), metrics.clone());
+    engine_with(&Route::new(200, ""), loads, metrics).await
+}
+
+/// An engine that says how it is.
+pub(crate) async fn engine_with(health: &Route, loads: &Route, metrics: &Route) -> SocketAddr {
+    let (health, loads, metrics) = (health.clone(), loads.clone(), metrics.clone());
     let router = Router::new()
+        .route("/health", get(move || async move { health.answer() }))
         .route("/v1/loads", get(move || async move { loads.answer() }))
         .route("/metrics", get(move || async move { metrics.answer() }));
     serve(router).await
@@ -184,6 +190,11 @@ impl Ingest {
         self.wait_report(url, |_| true).await
     }
 
+    /// Waits for a snapshot that pleases.
+    pub(crate) async fn wait_snapshot(&self, what: &str, pleases: impl Fn(&Snapshot) -> bool) -> Snapshot {
+        eventually(what, || self.received().into_iter().find(|snapshot| pleases(snapshot))).await
+    }
+
     /// Forgets what has come so far.
     pub(crate) fn clear(&self) {
         self.received.lock().unwrap().clear();
@@ -194,15 +205,28 @@ pub(crate) fn push_url(address: SocketAddr) -> String {
     format!("http://{address}/v1/reports")
 }
 
-/// A running sidecar with a command line like the binary's.
+/// A running sidecar with a command line like the binary's, that probes nobody.
 pub(crate) fn sidecar(arguments: &[&str]) -> Running {
-    let config = config(arguments);
+    let config = config(&[arguments, &["--disable-health-check"]].concat());
     spawn(async move { run(config, std::future::pending()).await.unwrap() })
 }
 
 /// One that waits for answers as long as the tests do, for short intervals on slow machines.
 pub(crate) fn patient_sidecar(arguments: &[&str]) -> Running {
-    let config = Config { timeout: PATIENCE, ..config(arguments) };
+    let config = Config { timeout: PATIENCE, ..config(&[arguments, &["--disable-health-check"]].concat()) };
+    spawn(async move { run(config, std::future::pending()).await.unwrap() })
+}
+
+/// One that probes ten times a second, and takes an engine out of rotation after one failure.
+pub(crate) fn probing_sidecar(arguments: &[&str]) -> Running {
+    let probes = ["--health-check-interval-secs", "0.1", "--health-failure-threshold", "1"];
+    let config = Config { timeout: PATIENCE, ..config(&[&probes[..], arguments].concat()) };
+    spawn(async move { run(config, std::future::pending()).await.unwrap() })
+}
+
+/// One with these arguments and no others.
+pub(crate) fn sidecar_as_given(arguments: &[&str]) -> Running {
+    let config = config(arguments);
     spawn(async move { run(config, std::future::pending()).await.unwrap() })
 }
 

@@ -3,7 +3,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "these are tests")]
 
 mod binary;
+mod discovery;
 mod engines;
+mod face;
 mod fakes;
 mod misbehaviour;
 mod pushing;
+mod rotation;

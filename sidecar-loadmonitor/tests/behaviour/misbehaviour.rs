@@ -56,9 +56,13 @@ async fn an_engine_that_accepts_and_never_answers() {
     })
     .await;
     let url = format!("http://{address}");
-    let ingest = spares_the_others(&url).await;
-    let first = &ingest.received()[0];
-    assert!(first.workers.iter().all(|worker| worker.url != url), "the first snapshot did not wait: {first:?}");
+    spares_the_others(&url).await;
+    // Its poll would take longer than the test.
+    let (ingest, push) = Ingest::start().await;
+    let good = format!("http://{}", healthy(3).await);
+    let slow = ["--load-monitor-interval", "600", "--timeout", "600"];
+    let _sidecar = sidecar(&[&["--worker", &url, "--worker", &good, "--push-url", &push], &slow[..]].concat());
+    ingest.wait_report(&good, |report| report.load == Some(load(3))).await;
 }
 
 #[tokio::test]

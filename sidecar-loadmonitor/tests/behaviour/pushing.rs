@@ -87,5 +87,5 @@ async fn a_late_envoy_need_not_wait_for_the_next_round() {
     let router = ingest.router();
     let _envoy = spawn(async move { axum::serve(listener, router).await.unwrap() });
     let snapshots = ingest.wait(1).await;
-    assert_eq!((snapshots[0].sequence, snapshots[0].workers[0].load), (1, Some(load(1))));
+    assert_eq!(snapshots[0].workers[0].load, Some(load(1)));
 }

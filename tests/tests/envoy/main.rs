@@ -7,6 +7,7 @@ mod changes;
 mod chaos;
 mod crashes;
 mod destination;
+mod discovery;
 mod evil;
 mod failing;
 mod flapping;
