@@ -3,6 +3,7 @@
 use crate::answer::{Answer, error};
 use crate::balancer::{Balancer, Context, Level};
 use crate::report::{MAX_SNAPSHOT_BYTES, Refused, Snapshot};
+use crate::state::reporters::Verdict;
 
 /// Where the sidecar posts its snapshots.
 pub const PATH: &[u8] = b"/v1/reports";
@@ -54,6 +55,8 @@ pub fn accepted() -> Answer {
 }
 
 /// Takes one message of the queue into the tables of `balancer`.
+///
+/// Outcomes are counted per worker, but for `gap`: a whole snapshot whose silence on other workers means nothing.
 pub fn take(context: &mut Context<'_>, balancer: &mut Balancer, message: &[u8]) {
     let snapshot = match Snapshot::parse(message) {
         Ok(snapshot) => snapshot,
@@ -75,6 +78,11 @@ pub fn take(context: &mut Context<'_>, balancer: &mut Balancer, message: &[u8]) 
                 if number > 0 {
                     count(context, result, number);
                 }
+            }
+            if applied.verdict == Verdict::Gap {
+                count(context, "gap", 1);
+                let line = "a load snapshot builds on one that was not taken: only the workers it names are updated";
+                context.log.line(Level::Debug, line);
             }
             if applied.foreign > 0 {
                 let line = format!("{} load reports are of workers that no configuration names", applied.foreign);

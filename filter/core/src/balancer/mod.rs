@@ -29,6 +29,7 @@ use crate::state::load::SlotId;
 use crate::state::meta::Lease;
 use crate::state::names::with_slots;
 use crate::state::report::Entry;
+use crate::state::reporters::Reporters;
 use crate::state::tree::PrefixTree;
 use crate::state::turns::Turns;
 use crate::store::{Store, StoreError};
@@ -96,6 +97,7 @@ pub struct Balancer {
     roster: Roster,
     load: LoadTable,
     reports: HashMap<u16, Rc<CachedReports>>,
+    reporters: Reporters,
     tree: PrefixTree,
     turns: Turns,
     lease: Lease,
@@ -145,6 +147,7 @@ impl Balancer {
             roster,
             load,
             reports: HashMap::new(),
+            reporters: Reporters::new(&instance, u16::try_from(config.max_workers).unwrap_or(u16::MAX)),
             tree: PrefixTree::new(&with_slots(&instance, config.max_workers), config.max_tree_size),
             turns: Turns::new(&instance),
             lease,

@@ -85,18 +85,19 @@ impl Roster {
     }
 
     /// Takes what `snapshot` says about who there is, and gives slots to workers that some configuration wants only
-    /// because it is named here. The fleet table as it stands then, and how many workers are not kept.
+    /// because it is named here. The fleet table as it stands then, and how many workers are not kept; nothing if every race
+    /// was lost.
     pub(super) fn note(
         &mut self,
         store: &mut dyn Store,
         snapshot: &Snapshot,
         now_secs: u32,
-    ) -> Result<(FleetState, u64), StoreError> {
+    ) -> Result<(FleetState, Option<u64>), StoreError> {
         let state = self.fleet.read(store)?;
         self.learn(store, &state)?;
         let Some((named, noted)) = self.named_table.take(store, &self.named, snapshot)? else {
-            // Every race lost; the next snapshot of the reporter says it again.
-            return Ok((state, 0));
+            // A snapshot that is not a delta says it again.
+            return Ok((state, None));
         };
         self.named = named;
         let mut homeless = Vec::new();
@@ -106,9 +107,9 @@ impl Roster {
             homeless.extend(new.filter(|hash| !slots.contains_key(hash)));
         }
         if homeless.is_empty() && self.named.changes() <= state.named() {
-            return Ok((state, noted.dropped));
+            return Ok((state, Some(noted.dropped)));
         }
-        Ok((self.fleet.heed(store, self.named.changes(), &homeless, now_secs)?, noted.dropped))
+        Ok((self.fleet.heed(store, self.named.changes(), &homeless, now_secs)?, Some(noted.dropped)))
     }
 }
 

@@ -6,17 +6,20 @@ use super::table::TRIES;
 use super::{Balancer, Changed, Context, Ledger, Level};
 use crate::config::PolicyName;
 use crate::fleet::UNKNOWN_MODEL;
-use crate::report::{Health, Snapshot};
+use crate::report::{Health, Scope, Snapshot};
 use crate::state::fleet::url_hash;
 use crate::state::load::{Slot, SlotId, Status};
-use crate::state::named::{BYTES_PER_SLOT, MAX_WORKER_BYTES};
+use crate::state::named::{BYTES_PER_SLOT, MAX_WORKER_BYTES, reporter_hash};
 use crate::state::report::{Entry, ReportBlock};
+use crate::state::reporters::{Known, Verdict};
 use crate::store::{StoreError, Write, version_of};
 
 /// What became of a snapshot's workers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// Reports taken.
+    /// What the snapshot is to who has taken the earlier ones of its reporter.
+    pub verdict: Verdict,
+    /// Reports taken, those that a delta leaves as they were among them.
     pub taken: u64,
     /// Reports older than what is known.
     pub old: u64,
@@ -32,8 +35,17 @@ pub struct Applied {
 #[derive(Debug, Clone, Copy)]
 struct Told {
     id: SlotId,
-    entry: Entry,
-    status: Status,
+    /// The report; none where it is as it was.
+    entry: Option<Entry>,
+    /// The status; none where it is as it was.
+    status: Option<Status>,
+}
+
+/// What has been written of one block of reports.
+struct Written {
+    /// What was news, with the reports as they stand now.
+    taken: Vec<Told>,
+    old: u64,
 }
 
 /// A sidecar that claims to report less often than that is not believed: one wrong number would freeze a worker's load.
@@ -156,43 +168,60 @@ impl Balancer {
     }
 
     /// Takes the reports of `snapshot`: cold table first, then the hot one (zero the tally, name the new version).
-    /// A report that failed to come leaves the tally alone and the last load in place.
+    /// A report that failed to come leaves the tally alone and the last load in place. What a delta does not name is as if
+    /// it had been reported again, unless the delta builds on what has not been taken.
     ///
     /// # Errors
     /// When the store cannot answer.
     pub fn apply(&mut self, context: &mut Context<'_>, snapshot: &Snapshot) -> Result<Applied, StoreError> {
-        let now_secs = context.now_secs();
+        let (now_secs, now_ms) = (context.now_secs(), context.now_ms);
+        let reporter = reporter_hash(&snapshot.reporter);
+        let before = self.roster.fleet.read(context.store)?.owners();
+        let verdict = self.reporters.of(context.store, reporter)?.judge(snapshot, before, now_ms);
+        if verdict == Verdict::Old {
+            return Ok(Applied { verdict, old: snapshot.workers.len() as u64, ..Applied::default() });
+        }
         let (fleet, dropped) = self.roster.note(context.store, snapshot, now_secs)?;
+        let kept = dropped.is_some();
+        let dropped = dropped.unwrap_or(0);
         self.warn_dropped(context, dropped);
         let slots = fleet.slots();
-        let mut applied = Applied { dropped, ..Applied::default() };
+        let interval_ms = snapshot.interval_ms.min(MAX_INTERVAL_MS);
+        let mut applied = Applied { verdict, dropped, ..Applied::default() };
         let mut reports: Vec<Told> = Vec::with_capacity(snapshot.workers.len());
+        let mut unnamed = slots.clone();
         for worker in &snapshot.workers {
-            let Some(&id) = slots.get(&url_hash(&worker.url)) else {
+            let hash = url_hash(&worker.url);
+            let Some(&id) = slots.get(&hash) else {
                 applied.foreign += 1;
                 continue;
             };
+            unnamed.remove(&hash);
             let entry = Entry {
                 load: worker.load,
-                loaded_ms: context.now_ms,
+                loaded_ms: now_ms,
                 silent: worker.load.is_none(),
-                received_ms: context.now_ms,
-                interval_ms: snapshot.interval_ms.min(MAX_INTERVAL_MS),
+                received_ms: now_ms,
+                interval_ms,
                 epoch: snapshot.epoch,
                 sequence: snapshot.sequence,
+                reporter,
                 generation: id.generation,
             };
-            reports.push(Told { id, entry, status: status(worker.health) });
+            reports.push(Told { id, entry: Some(entry), status: Some(status(worker.health)) });
+        }
+        if verdict == Verdict::News && matches!(snapshot.scope, Scope::Since(_)) {
+            reports.extend(unnamed.into_values().map(|id| Told { id, entry: None, status: None }));
         }
         for block in 0..self.load.blocks() {
             let of_block: Vec<_> = reports.iter().filter(|told| told.id.block() == block).collect();
             if of_block.is_empty() {
                 continue;
             }
-            match self.write_reports(context, block, &of_block)? {
+            match self.write_reports(context, block, (reporter, snapshot), &of_block)? {
                 None => applied.lost += of_block.len() as u64,
-                Some(taken) => {
-                    applied.old += (of_block.len() - taken.len()) as u64;
+                Some(Written { taken, old }) => {
+                    applied.old += old;
                     if self.name_reports(context, block, &taken)? {
                         applied.taken += taken.len() as u64;
                     } else {
@@ -201,37 +230,67 @@ impl Balancer {
                 }
             }
         }
+        // Where anything was lost, or is known from another reporter, the next delta would refresh what is not there.
+        let complete = verdict == Verdict::News && kept && applied.lost == 0 && applied.old == 0;
+        let whole = (complete && snapshot.scope != Scope::Some).then_some(snapshot.sequence);
+        let Snapshot { epoch, sequence, .. } = *snapshot;
+        let (fleet, received_ms) = (fleet.owners(), now_ms);
+        let news = Known { reporter, epoch, sequence, whole, fleet, received_ms, interval_ms, cluster: 0 };
+        self.reporters.note(context.store, &news)?;
         Ok(applied)
     }
 
-    /// Writes one block of the cold table; the reports that were news, or none if every try lost its race.
+    /// Writes one block of the cold table: reports, or none for what a delta of the reporter leaves as it was. Returns
+    /// nothing if every try lost its race.
     fn write_reports(
         &self,
         context: &mut Context<'_>,
         block: u16,
+        (reporter, snapshot): (u64, &Snapshot),
         reports: &[&Told],
-    ) -> Result<Option<Vec<Told>>, StoreError> {
+    ) -> Result<Option<Written>, StoreError> {
         let key = self.load.report_key(block);
+        let interval_ms = snapshot.interval_ms.min(MAX_INTERVAL_MS);
         for _ in 0..TRIES {
             let stored = context.store.get(&key)?;
             let version = version_of(stored.as_ref());
             let mut cold = ReportBlock::new(stored.map(|stored| stored.value).unwrap_or_default());
             let mut taken = Vec::with_capacity(reports.len());
-            for told in reports {
-                let Told { id, entry, .. } = told;
+            let mut old = 0;
+            for Told { id, entry, status } in reports.iter().copied() {
                 let known = cold.entry(id.position());
-                let mut news = *entry;
-                if known.generation == id.generation {
-                    if !known.is_superseded_by(entry.epoch, entry.sequence, context.now_ms) {
+                let owned = known.generation == id.generation;
+                let superseded = known.is_superseded_by(snapshot.epoch, snapshot.sequence, context.now_ms);
+                let news = match entry {
+                    Some(_) if owned && !superseded => {
+                        old += 1;
                         continue;
                     }
-                    news.follow(&known);
-                }
+                    Some(entry) => {
+                        let mut news = *entry;
+                        if owned {
+                            news.follow(&known);
+                        }
+                        news
+                    }
+                    // What this reporter has not told in this life of its own is none of its business.
+                    None if !owned || (known.reporter, known.epoch) != (reporter, snapshot.epoch) => continue,
+                    // What nobody has spoken of for too long counts no more, and must be told again.
+                    None if !superseded || known.is_expired(context.now_ms) => {
+                        old += 1;
+                        continue;
+                    }
+                    None => {
+                        let mut news = known;
+                        news.refresh(snapshot.sequence, interval_ms, context.now_ms);
+                        news
+                    }
+                };
                 cold.set_entry(id.position(), &news);
-                taken.push(**told);
+                taken.push(Told { id: *id, entry: Some(news), status: *status });
             }
             if taken.is_empty() || context.store.set(&key, cold.as_bytes(), version)? == Write::Done {
-                return Ok(Some(taken));
+                return Ok(Some(Written { taken, old }));
             }
         }
         Ok(None)
@@ -249,8 +308,8 @@ impl Balancer {
                 if slot.generation != id.generation {
                     continue;
                 }
-                slot.status = *status;
-                if entry.load.is_some() {
+                slot.status = status.unwrap_or(slot.status);
+                if entry.is_some_and(|entry| entry.tells_load()) {
                     (slot.tally_tokens, slot.tally_requests) = (0, 0);
                 }
                 read.block.set_slot(id.position(), slot);

@@ -3,12 +3,12 @@
 use super::vm::{Vm, of_three};
 use crate::balancer::{Answered, Prompt};
 use crate::breaker::Outcome;
-use crate::report::{Load, Snapshot, WorkerReport};
+use crate::report::{Load, Scope, Snapshot, WorkerReport};
 use crate::store::{MemoryStore, Store, StoreError, Versioned, Write};
 
 /// The first letters of the tables' keys: load, reports, fleet, prefix tree, claims, rows, key counts, turns, start of the
-/// turns, meta, named workers.
-pub const TABLES: [u8; 11] = *b"lpftcvkrsmn";
+/// turns, meta, named workers, reporters' order.
+pub const TABLES: [u8; 12] = *b"lpftcvkrsmno";
 
 /// A store in which every value of one table is spoiled when it is read.
 struct Spoiled {
@@ -84,7 +84,8 @@ pub fn tables(bytes: &[u8]) {
         }
         held.drain(1.min(held.len())..).for_each(|ticket| vm.end(ticket));
         let workers = vec![report.clone()];
-        let snapshot = Snapshot::of(1, round + 1, 1000, workers);
+        let scope = [Scope::Full, Scope::Since(1), Scope::Some].get(round as usize).copied().unwrap_or_default();
+        let snapshot = Snapshot { scope, ..Snapshot::of(1, round + 1, 1000, workers) };
         // An error is the store's.
         let _ = vm.run(|context, balancer, _| balancer.apply(context, &snapshot));
         (0..8).for_each(|_| vm.tick());

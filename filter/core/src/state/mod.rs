@@ -10,6 +10,7 @@ pub mod named;
 pub mod names;
 pub mod page;
 pub mod report;
+pub mod reporters;
 pub mod rows;
 pub mod tree;
 pub mod turns;

@@ -281,10 +281,10 @@ impl NamedTable {
     }
 }
 
-/// The hash that stands for a reporter's name.
+/// The hash that stands for a reporter's name; never 0.
 #[must_use]
 pub fn reporter_hash(reporter: &str) -> u64 {
-    xxh3_64(reporter.as_bytes())
+    xxh3_64(reporter.as_bytes()).max(1)
 }
 
 /// The `ip:port` in `text` as Envoy writes it, if it is one that a host can have.

@@ -7,13 +7,13 @@ use super::bytes::{read_f64, read_u16, read_u32, read_u64, write};
 use super::load::SLOTS_PER_BLOCK;
 use crate::report::Load;
 
-const ENTRY_BYTES: usize = 80;
+const ENTRY_BYTES: usize = 88;
 
 const HAS_LOAD: u16 = 1;
 const SILENT: u16 = 2;
 
 /// A worker that has missed this many intervals counts as not reporting.
-const MISSED_INTERVALS: u64 = 3;
+pub(super) const MISSED_INTERVALS: u64 = 3;
 
 /// One worker's last report.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -32,6 +32,8 @@ pub struct Entry {
     pub epoch: u64,
     /// See [`crate::report::Snapshot`].
     pub sequence: u64,
+    /// Whose report it is, see [`super::named::reporter_hash`].
+    pub reporter: u64,
     /// The owner of the slot that the report is about.
     pub generation: u16,
 }
@@ -61,6 +63,20 @@ impl Entry {
             self.load = earlier.load;
             self.loaded_ms = earlier.loaded_ms;
         }
+    }
+
+    /// Makes the report as fresh as a snapshot of the same reporter and epoch that has nothing new of the worker.
+    pub fn refresh(&mut self, sequence: u64, interval_ms: u32, now_ms: u64) {
+        (self.sequence, self.interval_ms, self.received_ms) = (sequence, interval_ms, now_ms);
+        if self.tells_load() {
+            self.loaded_ms = now_ms;
+        }
+    }
+
+    /// Whether the last report had a load.
+    #[must_use]
+    pub fn tells_load(&self) -> bool {
+        self.load.is_some() && !self.silent
     }
 
     /// Whether a snapshot of (`epoch`, `sequence`) arriving at `now_ms` is news. An expired entry yields to anything:
@@ -110,6 +126,7 @@ impl ReportBlock {
             received_ms: read_u64(raw, 40),
             epoch: read_u64(raw, 48),
             sequence: read_u64(raw, 56),
+            reporter: read_u64(raw, 80),
             interval_ms: read_u32(raw, 64),
             generation: read_u16(raw, 68),
         }
@@ -133,6 +150,7 @@ impl ReportBlock {
         let flags = (u16::from(entry.load.is_some()) * HAS_LOAD) | (u16::from(entry.silent) * SILENT);
         write(raw, 70, flags.to_le_bytes());
         write(raw, 72, entry.loaded_ms.to_le_bytes());
+        write(raw, 80, entry.reporter.to_le_bytes());
     }
 }
 
@@ -149,6 +167,7 @@ mod tests {
             interval_ms: 10_000,
             epoch: 9,
             sequence: 3,
+            reporter: 6,
             generation: 4,
         }
     }

@@ -5,6 +5,7 @@ mod cache;
 mod changes;
 mod counts;
 mod crashes;
+mod deltas;
 mod faults;
 mod keys;
 mod named;
