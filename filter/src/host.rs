@@ -22,6 +22,10 @@ pub(crate) const REQUEST_HEADERS: u32 = 0;
 pub(crate) const RESPONSE_HEADERS: u32 = 2;
 pub(crate) const REQUEST_BODY: u32 = 0;
 pub(crate) const PLUGIN_CONFIGURATION: u32 = 7;
+/// Of the answer to a call of our own, while it is told of.
+pub(crate) const CALL_HEADERS: u32 = 6;
+/// See [`CALL_HEADERS`].
+pub(crate) const CALL_BODY: u32 = 4;
 
 #[link(wasm_import_module = "env")]
 unsafe extern "C" {
@@ -80,6 +84,18 @@ unsafe extern "C" {
     fn proxy_define_metric(kind: u32, name: *const u8, name_length: usize, metric: *mut u32) -> u32;
     fn proxy_increment_metric(metric: u32, by: i64) -> u32;
     fn proxy_record_metric(metric: u32, value: u64) -> u32;
+    fn proxy_http_call(
+        cluster: *const u8,
+        cluster_length: usize,
+        headers: *const u8,
+        headers_length: usize,
+        body: *const u8,
+        body_length: usize,
+        trailers: *const u8,
+        trailers_length: usize,
+        timeout_ms: u32,
+        number: *mut u32,
+    ) -> u32;
     fn proxy_set_tick_period_milliseconds(period: u32) -> u32;
     fn proxy_set_effective_context(context: u32) -> u32;
     fn proxy_continue_stream(stream: u32) -> u32;
@@ -255,6 +271,28 @@ pub(crate) fn increment_metric(metric: u32, by: u64) -> Result<(), Refused> {
 pub(crate) fn record_metric(metric: u32, value: u64) -> Result<(), Refused> {
     // SAFETY: no pointers.
     check(unsafe { proxy_record_metric(metric, value) })
+}
+
+/// Makes a call without a body, and returns its number. Its end comes to the current root context.
+pub(crate) fn http_call(cluster: &str, headers: &[(&str, &str)], timeout_ms: u32) -> Result<u32, Refused> {
+    let headers = serialized(headers);
+    let (nothing, mut number) = (serialized(&[]), 0);
+    // SAFETY: all pointers are valid for the call.
+    check(unsafe {
+        proxy_http_call(
+            cluster.as_ptr(),
+            cluster.len(),
+            headers.as_ptr(),
+            headers.len(),
+            nothing.as_ptr(),
+            0,
+            nothing.as_ptr(),
+            nothing.len(),
+            timeout_ms,
+            &raw mut number,
+        )
+    })?;
+    Ok(number)
 }
 
 /// Asks for ticks, in milliseconds.

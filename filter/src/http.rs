@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use filter_core::answer::Answer;
 use filter_core::balancer::{Balancer, Context, Ledger};
+use filter_core::config::Config;
 use filter_core::exchange::{
     DESTINATION_HEADER, ERROR_CODE_HEADER, Exchange, Http, Route, Scene, Step, TOKENS_HEADER, WORKER_ID_HEADER,
     WorkerId,
@@ -25,7 +26,7 @@ pub(crate) enum Stream {
     /// A request that is balanced.
     Route(Rc<RefCell<Balancer>>, Rc<RefCell<Ledger>>, Exchange),
     /// A load snapshot.
-    Ingest(HostLog),
+    Ingest(Rc<Config>),
     /// A request that passes, since the configuration is invalid.
     Passthrough,
 }
@@ -34,7 +35,7 @@ impl Stream {
     pub(crate) fn new(root: &Root) -> Self {
         match root {
             Root::Route(balancer, ledger) => Self::Route(Rc::clone(balancer), Rc::clone(ledger), Exchange::default()),
-            Root::Ingest(log) => Self::Ingest(*log),
+            Root::Ingest(config) => Self::Ingest(Rc::clone(config)),
             Root::Passthrough => Self::Passthrough,
         }
     }
@@ -63,7 +64,10 @@ impl Http for Host {
 
 pub(crate) fn on_request_headers(vm: &mut Vm, id: u32, ends: bool) -> u32 {
     match vm.streams.get(&id) {
-        Some(Stream::Ingest(_)) => ingest::on_request_headers(ends),
+        Some(Stream::Ingest(config)) => {
+            let config = Rc::clone(config);
+            ingest::on_request_headers(vm, &config, ends)
+        }
         Some(Stream::Route(..)) => {
             let mut unproven = false;
             let step = on_exchange(vm, id, |exchange, scene| {
@@ -83,7 +87,10 @@ pub(crate) fn on_request_headers(vm: &mut Vm, id: u32, ends: bool) -> u32 {
 
 pub(crate) fn on_request_body(vm: &mut Vm, id: u32, held: usize, ends: bool) -> u32 {
     match vm.streams.get(&id) {
-        Some(Stream::Ingest(log)) => ingest::on_request_body(vm, *log, held, ends),
+        Some(Stream::Ingest(config)) => {
+            let log = HostLog::of(config);
+            ingest::on_request_body(vm, log, held, ends)
+        }
         Some(Stream::Route(.., exchange)) if exchange.wants_body() => {
             let step = on_exchange(vm, id, |exchange, scene| exchange.on_request_body(scene, held, ends));
             carry_out(step, false)
@@ -94,7 +101,10 @@ pub(crate) fn on_request_body(vm: &mut Vm, id: u32, held: usize, ends: bool) -> 
 
 pub(crate) fn on_request_trailers(vm: &mut Vm, id: u32) -> u32 {
     match vm.streams.get(&id) {
-        Some(Stream::Ingest(log)) => ingest::on_request_trailers(vm, *log),
+        Some(Stream::Ingest(config)) => {
+            let log = HostLog::of(config);
+            ingest::on_request_trailers(vm, log)
+        }
         Some(Stream::Route(.., exchange)) if exchange.is_holding() => {
             let step = on_exchange(vm, id, Exchange::on_request_trailers);
             carry_out(step, false)

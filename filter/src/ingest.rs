@@ -1,16 +1,19 @@
 //! The ingest role: a posted snapshot goes onto the shared queue, and the queue is drained.
 
-use filter_core::balancer::{Level, Log};
-use filter_core::ingest::{MAX_DRAINED, accepted, check, refuse_head, refuse_size, take};
+use filter_core::config::Config;
+use filter_core::ingest::{Head, MAX_DRAINED, accepted, check, refuse_head, refuse_size, take};
 
 use crate::host;
 use crate::http::{PAUSE, answer};
 use crate::vm::{HostLog, Vm};
 
 /// The head of a request to the ingest listener.
-pub(crate) fn on_request_headers(ends: bool) -> u32 {
+pub(crate) fn on_request_headers(vm: &mut Vm, config: &Config, ends: bool) -> u32 {
     let header = |name| host::header(host::REQUEST_HEADERS, name).unwrap_or_default();
-    if let Some(refusal) = refuse_head(&header(":method"), &header(":path"), ends) {
+    let (method, path, authorization) = (header(":method"), header(":path"), header("authorization"));
+    let head = Head { method: &method, path: &path, authorization: &authorization, ends };
+    let token = config.reports.token.as_ref();
+    if let Some(refusal) = vm.with_context(HostLog::of(config), |context| refuse_head(context, token, head)) {
         answer(&refusal);
     }
     PAUSE
@@ -58,20 +61,14 @@ fn receive(vm: &mut Vm, log: HostLog, held: usize) {
 
 /// Takes away a snapshot that nobody has taken since the last one came, if this VM does not balance. The queue has no
 /// bound of its own, and where no routing listener shares the ingest listener's VMs it would grow for ever.
-fn drop_unclaimed(vm: &mut Vm, mut log: HostLog, queue: u32) {
-    if !vm.balancers().is_empty() || !matches!(host::dequeue(queue), Ok(Some(_))) {
-        vm.unclaimed = 0;
-        return;
+fn drop_unclaimed(vm: &mut Vm, log: HostLog, queue: u32) {
+    let mut unclaimed = std::mem::take(&mut vm.unclaimed);
+    if vm.balancers().is_empty() && matches!(host::dequeue(queue), Ok(Some(_))) {
+        vm.with_context(log, |context| unclaimed.dropped(context));
+    } else {
+        unclaimed.claimed();
     }
-    vm.metrics.add("smg_load_reports_total", &[("outcome", "unclaimed")], 1);
-    vm.unclaimed = vm.unclaimed.saturating_add(1);
-    // One or two may only have come before another thread had the time: a VM that has just been replaced does not balance
-    // until its first request.
-    if vm.unclaimed == 3 {
-        let line = "no routing listener takes the load snapshots that the ingest listener is sent: give both the same \
-                    vm_id, the same code and the same vm configuration";
-        log.line(Level::Warn, line);
-    }
+    vm.unclaimed = unclaimed;
 }
 
 /// Takes what waits on the queue, a bounded number of snapshots at a time. `on_queue_ready` is only a hint (it can go

@@ -9,6 +9,7 @@ mod crash;
 mod host;
 mod http;
 mod ingest;
+mod pull;
 mod root;
 mod vm;
 
@@ -81,6 +82,12 @@ extern "C" fn proxy_on_queue_ready(_root: u32, _queue: u32) {
     with_vm((), ingest::drain);
 }
 
+/// A call of our own has ended. Streams make none.
+#[unsafe(no_mangle)]
+extern "C" fn proxy_on_http_call_response(root: u32, number: u32, headers: u32, size: usize, _trailers: u32) {
+    with_vm((), |vm| pull::on_response(vm, root, number, headers, size));
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn proxy_on_request_headers(id: u32, _count: u32, ends: u32) -> u32 {
     #[cfg(feature = "crash-for-tests")]
@@ -115,6 +122,7 @@ extern "C" fn proxy_on_done(id: u32) -> u32 {
     #[cfg(feature = "crash-for-tests")]
     crash::before("done", id);
     with_vm(1, |vm| {
+        vm.pulls.leave(id);
         match vm.roots.remove(&id) {
             Some(root) => vm.retire(&root),
             None => http::on_done(vm, id),

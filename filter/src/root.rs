@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use filter_core::balancer::Balancer;
-use filter_core::config::{Config, OnInvalidConfig, Role};
+use filter_core::config::{Config, OnInvalidConfig, Role, TOKEN_VARIABLE};
 use filter_core::ingest::QUEUE;
 
 use crate::host::{self, PLUGIN_CONFIGURATION};
@@ -13,7 +13,11 @@ use crate::vm::{HostLog, Root, TICK_MS, Vm};
 /// Takes a configuration; false refuses it, and Envoy keeps the old one.
 pub(crate) fn configure(vm: &mut Vm, root: u32, size: usize) -> bool {
     let bytes = if size == 0 { Vec::new() } else { host::buffer(PLUGIN_CONFIGURATION, size).unwrap_or_default() };
-    let config = match Config::parse(&bytes) {
+    // What is no text is no token either, and must not be taken for none.
+    let variable = std::env::var_os(TOKEN_VARIABLE).map(|value| value.to_string_lossy().into_owned());
+    let parsed =
+        Config::parse(&bytes).and_then(|mut config| config.reports.take_variable(variable.as_deref()).map(|()| config));
+    let config = match parsed {
         Ok(config) => config,
         Err(error) => return refuse(vm, root, &error.to_string(), OnInvalidConfig::of_invalid(&bytes)),
     };
@@ -34,11 +38,14 @@ pub(crate) fn configure(vm: &mut Vm, root: u32, size: usize) -> bool {
     }
     start_ticks();
     let role = match config.role {
-        Role::Ingest => Root::Ingest(log),
+        Role::Ingest => Root::Ingest(Rc::new(config)),
         Role::Route => {
             let (identity, ledger) = (vm.identity, vm.ledger(&config));
             match vm.with_context(log, |context| Balancer::new(config, identity, context)) {
-                Ok(balancer) => Root::Route(Rc::new(RefCell::new(balancer)), ledger),
+                Ok(balancer) => {
+                    vm.pulls.join(root, &balancer);
+                    Root::Route(Rc::new(RefCell::new(balancer)), ledger)
+                }
                 Err(error) => return refuse(vm, root, &error.to_string(), on_invalid),
             }
         }

@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use filter_core::balancer::{Balancer, Context, Ledger, Level, Log};
 use filter_core::config::{Config, LogLevel};
+use filter_core::ingest::Unclaimed;
 use filter_core::metrics::{Kind, Metrics};
 use filter_core::request::Facts;
 use rand::rngs::SmallRng;
@@ -14,6 +15,7 @@ use rand::{RngCore, SeedableRng};
 
 use crate::host::{self, SharedData};
 use crate::http::Stream;
+use crate::pull::Pulls;
 
 /// How often a VM ticks, in milliseconds: the delay of gauges and of what a lost race has left to do.
 pub(crate) const TICK_MS: u32 = 250;
@@ -24,7 +26,7 @@ pub(crate) enum Root {
     /// Balances requests.
     Route(Rc<RefCell<Balancer>>, Rc<RefCell<Ledger>>),
     /// Takes load snapshots.
-    Ingest(HostLog),
+    Ingest(Rc<Config>),
     /// Stands in for a configuration that is invalid: requests pass.
     Passthrough,
 }
@@ -36,7 +38,7 @@ impl Root {
             Self::Route(balancer, _) => {
                 balancer.try_borrow().map_or(HostLog::INFO, |balancer| HostLog::of(balancer.config()))
             }
-            Self::Ingest(log) => *log,
+            Self::Ingest(config) => HostLog::of(config),
             Self::Passthrough => HostLog::INFO,
         }
     }
@@ -56,8 +58,8 @@ pub(crate) struct Vm {
     /// Held requests of which it is not known that their bodies will come.
     pub(crate) unproven: Vec<u32>,
     pub(crate) queue: Option<u32>,
-    /// Load snapshots in a row that nobody has taken.
-    pub(crate) unclaimed: u32,
+    pub(crate) unclaimed: Unclaimed,
+    pub(crate) pulls: Pulls,
     /// The wall clock as of the last tick or configuration, in Unix milliseconds. It is what exchanges go by: they
     /// compare seconds (breakers) and report intervals with it, so a quarter of a second does not matter, and reading
     /// the clock in each callback would be four host calls a request.
@@ -119,7 +121,8 @@ impl Vm {
             streams: HashMap::with_hasher(ahash::RandomState::with_seeds(random(), random(), random(), random())),
             unproven: Vec::new(),
             queue: None,
-            unclaimed: 0,
+            unclaimed: Unclaimed::default(),
+            pulls: Pulls::default(),
             now_ms: 0,
             last_tick_ms: 0,
         }
@@ -152,6 +155,7 @@ impl Vm {
                 }
             });
         }
+        crate::pull::on_tick(self, id);
         self.now_ms = host::now_nanos() / 1_000_000;
         if self.now_ms.abs_diff(self.last_tick_ms) < u64::from(TICK_MS) / 2 {
             // Roots tick at different times: what this one has set must not wait for the first one's next tick.

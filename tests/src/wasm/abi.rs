@@ -30,12 +30,14 @@ pub(super) mod map {
     pub(crate) const REQUEST_TRAILERS: u32 = 1;
     pub(crate) const RESPONSE_HEADERS: u32 = 2;
     pub(crate) const RESPONSE_TRAILERS: u32 = 3;
+    pub(crate) const CALL_HEADERS: u32 = 6;
 }
 
 /// Buffers by their number in the ABI.
 pub(super) mod buffer {
     pub(crate) const REQUEST_BODY: u32 = 0;
     pub(crate) const RESPONSE_BODY: u32 = 1;
+    pub(crate) const CALL_BODY: u32 = 4;
     pub(crate) const VM_CONFIGURATION: u32 = 6;
     pub(crate) const PLUGIN_CONFIGURATION: u32 = 7;
     pub(crate) const LAST: u32 = 8;

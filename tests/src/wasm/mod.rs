@@ -20,7 +20,7 @@
 //!
 //! Where it is stricter than Envoy: request headers can be neither read nor written once they have been let go,
 //! also when a body callback let them go. Where it is simpler: every VM has the same `vm_id` and code; a refused
-//! configuration leaves its VM usable; side calls are answered with [`Status::BadArgument`].
+//! configuration leaves its VM usable; side calls go to clusters of any name but an empty one, and tests answer them.
 
 mod abi;
 mod counters;
@@ -32,6 +32,7 @@ mod module;
 mod plugin;
 mod process;
 mod shared;
+mod side_call;
 mod state;
 mod stream;
 mod vm;
@@ -44,6 +45,7 @@ pub use module::{crashable_wasm, filter_wasm};
 pub use plugin::{Plugin, RootId, VmError};
 pub use process::{Access, Process};
 pub use shared::{LogLine, Metric};
+pub use side_call::SideCall;
 pub use vm::Vm;
 
 /// The header in which the filter names the endpoints, best first.

@@ -12,6 +12,7 @@ use wasmtime::{Memory, TypedFunc};
 use super::counters::Counters;
 use super::plugin::Plugin;
 use super::process::Process;
+use super::side_call::SideCalls;
 use super::stream::{Direction, LocalReply, Stream};
 
 /// A plugin configuration in the VM.
@@ -65,6 +66,7 @@ pub(super) struct HostState {
     /// Of the running callback.
     pub(super) counters: Counters,
     pub(super) trap: Option<Trap>,
+    pub(super) side_calls: SideCalls,
     pub(super) random: StdRng,
     /// Metric names by id: ids hold within one VM.
     pub(super) metrics: BTreeMap<u32, String>,
@@ -85,6 +87,7 @@ impl HostState {
             deferred: Vec::new(),
             counters: Counters::default(),
             trap: None,
+            side_calls: SideCalls::default(),
             random: StdRng::seed_from_u64(seed),
             metrics: BTreeMap::new(),
         }

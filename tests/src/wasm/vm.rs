@@ -9,11 +9,12 @@ use wasmtime::{Instance, Store, WasmParams, WasmResults};
 use super::counters::Counters;
 use super::exchange::Exchange;
 use super::flow;
-use super::message::Request;
+use super::message::{Headers, Request};
 use super::module::engine;
 use super::plugin::{Plugin, RootId, VmError};
 use super::process::Process;
 use super::shared::{LogLine, Notice};
+use super::side_call::SideCall;
 use super::state::{Context, HostState, Root, Trap};
 
 /// More instructions than any honest callback needs: a module that loops for ever traps instead.
@@ -85,14 +86,55 @@ impl Vm {
         })
     }
 
-    /// Lets the timer of a root context fire.
+    /// Lets the timer of a root context fire, after the time limits of side calls.
     ///
     /// # Errors
     /// When the VM is dead or dies.
     pub fn tick(&self, root: RootId) -> Result<(), VmError> {
+        let now = self.process().now();
+        for call in self.side_calls() {
+            if call.made + Duration::from_millis(call.timeout_ms.into()) <= now {
+                self.answer_side_call(&call, None)?;
+            }
+        }
         self.process().step(|| {
             let _: Option<()> = self.call(root.generation, root.id, "proxy_on_tick", root.id)?;
             flow::settle(self, root.generation)
+        })
+    }
+
+    /// The requests that the module has made itself and that are not answered yet, the oldest first.
+    pub fn side_calls(&self) -> Vec<SideCall> {
+        self.with_state(|state| state.side_calls.open.clone())
+    }
+
+    /// Answers such a request with a status and a body; without an answer it has failed or taken too long.
+    ///
+    /// # Errors
+    /// When the VM is dead or dies.
+    pub fn answer_side_call(&self, call: &SideCall, answer: Option<(u16, &[u8])>) -> Result<(), VmError> {
+        self.process().step(|| {
+            let generation = self.slot().generation;
+            let open = self.with_state(|state| {
+                let before = state.side_calls.open.len();
+                state.side_calls.open.retain(|other| other.number != call.number);
+                state.side_calls.open.len() < before && state.contexts.contains_key(&call.context)
+            });
+            if !open {
+                return Ok(());
+            }
+            let (count, size) = answer.map_or((0, 0), |(_, body)| (1_u32, body.len() as u32));
+            self.with_state(|state| {
+                state.side_calls.answer = answer.map(|(status, body)| {
+                    let mut headers = Headers::default();
+                    headers.add(":status", status.to_string());
+                    (headers, body.to_vec())
+                });
+            });
+            let params = (call.context, call.number, count, size, 0_u32);
+            let _: Option<()> = self.call(generation, call.context, "proxy_on_http_call_response", params)?;
+            self.with_state(|state| state.side_calls.answer = None);
+            flow::settle(self, generation)
         })
     }
 

@@ -30,6 +30,30 @@ fn interface(code: &[u8]) -> BTreeSet<String> {
 }
 
 #[test]
+fn only_the_callbacks_that_are_needed_are_exported() {
+    let module = Module::new(&Engine::default(), code(&filter_wasm())).unwrap();
+    let callbacks: BTreeSet<_> =
+        module.exports().filter_map(|export| export.name().strip_prefix("proxy_on_")).collect();
+    // Envoy calls each exported one wherever it applies. What is called for a stream costs every stream; an answer to a
+    // call of our own belongs to none.
+    let expected = [
+        "configure",
+        "context_create",
+        "done",
+        "http_call_response",
+        "memory_allocate",
+        "queue_ready",
+        "request_body",
+        "request_headers",
+        "request_trailers",
+        "response_headers",
+        "tick",
+        "vm_start",
+    ];
+    assert_eq!(callbacks.into_iter().collect::<Vec<_>>(), expected);
+}
+
+#[test]
 fn no_request_can_crash_the_module_that_ships() {
     let (ships, crashable) = (code(&filter_wasm()), code(&crashable_wasm()));
     for name in NAMES {

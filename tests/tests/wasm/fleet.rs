@@ -39,6 +39,13 @@ impl Fleet {
         &self.vms[index].0
     }
 
+    /// Lets the timer of one VM fire.
+    #[track_caller]
+    pub(crate) fn tick(&self, index: usize) {
+        let (vm, root) = &self.vms[index];
+        vm.tick(*root).unwrap();
+    }
+
     /// Sends a request through one VM.
     #[track_caller]
     pub(crate) fn send(&self, vm: usize, request: Request) -> Exchange {

@@ -101,6 +101,7 @@ pub struct Balancer {
     tree: PrefixTree,
     turns: Turns,
     lease: Lease,
+    leads: bool,
     seed: u64,
     tally: Tally,
     warned_unplaced: bool,
@@ -151,6 +152,7 @@ impl Balancer {
             tree: PrefixTree::new(&with_slots(&instance, config.max_workers), config.max_tree_size),
             turns: Turns::new(&instance),
             lease,
+            leads: false,
             seed,
             config: Rc::new(config),
             tally: Tally::default(),
@@ -183,6 +185,39 @@ impl Balancer {
     #[must_use]
     pub fn tables(&self) -> String {
         self.load.load_key(0)
+    }
+
+    /// Whether this VM does what is done once per process, as of its last tick.
+    #[must_use]
+    pub fn leads(&self) -> bool {
+        self.leads
+    }
+
+    /// What is known whole of the reporter behind the cluster of hash `cluster`: (epoch, sequence). None if nothing is, or
+    /// the fleet has changed since.
+    ///
+    /// # Errors
+    /// When the store cannot answer.
+    pub fn known_behind(&self, store: &mut dyn Store, cluster: u64) -> Result<Option<(u64, u64)>, StoreError> {
+        let Some(known) = self.reporters.behind(store, cluster)? else { return Ok(None) };
+        let fleet = self.roster.fleet.read(store)?.owners();
+        Ok(known.whole.filter(|_| known.fleet == fleet).map(|whole| (known.epoch, whole)))
+    }
+
+    /// Notes that the reporter of hash `reporter` is behind the cluster of hash `cluster`. The newest that has been taken
+    /// of it: (epoch, sequence).
+    ///
+    /// # Errors
+    /// When the store cannot answer.
+    pub fn fetched(
+        &self,
+        store: &mut dyn Store,
+        reporter: u64,
+        cluster: u64,
+    ) -> Result<Option<(u64, u64)>, StoreError> {
+        self.reporters.note_cluster(store, reporter, cluster)?;
+        let known = self.reporters.of(store, reporter)?;
+        Ok((known.reporter != 0).then_some((known.epoch, known.sequence)))
     }
 
     /// Moves what was counted since the last time into `metrics`; ticks do it by themselves.

@@ -46,6 +46,8 @@ struct Written {
     /// What was news, with the reports as they stand now.
     taken: Vec<Told>,
     old: u64,
+    /// Workers that a delta leaves as they were, and of whom nobody has spoken for too long.
+    expired: u64,
 }
 
 /// A sidecar that claims to report less often than that is not believed: one wrong number would freeze a worker's load.
@@ -62,7 +64,9 @@ impl Balancer {
     /// When the store cannot answer; the next tick tries again.
     pub fn tick(&mut self, context: &mut Context<'_>, ledger: &mut Ledger) -> Result<(), StoreError> {
         self.publish(context.metrics);
+        self.leads = false;
         let (leads, seed) = self.lease.beat(context.store)?;
+        self.leads = leads;
         if seed != 0 {
             self.seed = seed;
         }
@@ -213,6 +217,7 @@ impl Balancer {
         if verdict == Verdict::News && matches!(snapshot.scope, Scope::Since(_)) {
             reports.extend(unnamed.into_values().map(|id| Told { id, entry: None, status: None }));
         }
+        let mut untold = 0;
         for block in 0..self.load.blocks() {
             let of_block: Vec<_> = reports.iter().filter(|told| told.id.block() == block).collect();
             if of_block.is_empty() {
@@ -220,8 +225,9 @@ impl Balancer {
             }
             match self.write_reports(context, block, (reporter, snapshot), &of_block)? {
                 None => applied.lost += of_block.len() as u64,
-                Some(Written { taken, old }) => {
+                Some(Written { taken, old, expired }) => {
                     applied.old += old;
+                    untold += expired;
                     if self.name_reports(context, block, &taken)? {
                         applied.taken += taken.len() as u64;
                     } else {
@@ -237,6 +243,9 @@ impl Balancer {
         let (fleet, received_ms) = (fleet.owners(), now_ms);
         let news = Known { reporter, epoch, sequence, whole, fleet, received_ms, interval_ms, cluster: 0 };
         self.reporters.note(context.store, &news)?;
+        if untold > 0 {
+            self.reporters.forget_base(context.store, reporter)?;
+        }
         Ok(applied)
     }
 
@@ -256,7 +265,7 @@ impl Balancer {
             let version = version_of(stored.as_ref());
             let mut cold = ReportBlock::new(stored.map(|stored| stored.value).unwrap_or_default());
             let mut taken = Vec::with_capacity(reports.len());
-            let mut old = 0;
+            let (mut old, mut expired) = (0, 0);
             for Told { id, entry, status } in reports.iter().copied() {
                 let known = cold.entry(id.position());
                 let owned = known.generation == id.generation;
@@ -276,10 +285,11 @@ impl Balancer {
                     // What this reporter has not told in this life of its own is none of its business.
                     None if !owned || (known.reporter, known.epoch) != (reporter, snapshot.epoch) => continue,
                     // What nobody has spoken of for too long counts no more, and must be told again.
-                    None if !superseded || known.is_expired(context.now_ms) => {
-                        old += 1;
+                    None if known.is_expired(context.now_ms) => {
+                        expired += 1;
                         continue;
                     }
+                    None if !superseded => continue,
                     None => {
                         let mut news = known;
                         news.refresh(snapshot.sequence, interval_ms, context.now_ms);
@@ -290,7 +300,7 @@ impl Balancer {
                 taken.push(Told { id: *id, entry: Some(news), status: *status });
             }
             if taken.is_empty() || context.store.set(&key, cold.as_bytes(), version)? == Write::Done {
-                return Ok(Some(Written { taken, old }));
+                return Ok(Some(Written { taken, old, expired }));
             }
         }
         Ok(None)

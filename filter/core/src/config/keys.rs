@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::values::{ascending, count, header, headers, name, number, strings, whole};
-use super::{Config, ConfigError, LogLevel, OnInvalidConfig, PolicyName, Role, ScoreParams, workers};
+use super::{Config, ConfigError, LogLevel, OnInvalidConfig, PolicyName, Role, ScoreParams, reports, workers};
 
 /// Reads all keys into `config`.
 pub(super) fn read(members: &Map<String, Value>, config: &mut Config) -> Result<(), ConfigError> {
@@ -21,6 +21,7 @@ pub(super) fn read(members: &Map<String, Value>, config: &mut Config) -> Result<
                 valid(value).ok_or_else(|| ConfigError::value(given, value, key.allowed))?;
                 config.without_effect.push(key.name);
             }
+            Set::Reports => config.reports = reports::read(given, value)?,
             Set::Workers => {
                 config.workers = workers::read(given, value)?;
                 config.without_effect.extend(workers::without_effect(&config.workers));
@@ -43,6 +44,7 @@ enum Set {
     /// A flag without effect in this version, checked all the same: the configuration is to survive an upgrade.
     Nothing(fn(&Value) -> Option<()>),
     Workers,
+    Reports,
 }
 
 impl Key {
@@ -128,6 +130,7 @@ const KEYS: &[Key] = &[
     }),
     Key { name: "workers", alias: Some("worker_urls"), allowed: "", set: Set::Workers },
     Key::new("discovered_workers", BOOLEAN, |c, v| put(&mut c.discovered_workers, v.as_bool().map(Some))),
+    Key { name: "reports", alias: None, allowed: "", set: Set::Reports },
     Key::new("policy", POLICIES, |c, v| put(&mut c.policy, PolicyName::from_name(v.as_str()?))),
     Key::new("max_attempts", "a whole number from 1 to 16, and 1 + the route's num_retries", |c, v| {
         put(&mut c.max_attempts, count(v, 1).filter(|&attempts| attempts <= 16))

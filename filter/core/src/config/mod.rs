@@ -6,6 +6,7 @@
 mod error;
 mod keys;
 mod overrides;
+mod reports;
 mod suggest;
 mod values;
 mod workers;
@@ -16,6 +17,7 @@ mod tests;
 use serde_json::{Map, Value};
 
 pub use error::ConfigError;
+pub use reports::{Reports, TOKEN_VARIABLE};
 pub use workers::{Leg, WorkerConfig, is_worker_url, spelled_address};
 
 use crate::report::Overload;
@@ -59,6 +61,8 @@ pub struct Config {
     pub max_workers: u32,
     /// Shared data for the prefix tree, in bytes.
     pub max_tree_size: u64,
+    /// How load reports come.
+    pub reports: Reports,
     /// What a listener does whose configuration is refused.
     pub on_invalid_config: OnInvalidConfig,
     /// Log lines below this level are not written.
@@ -84,6 +88,9 @@ impl Config {
             return Err(ConfigError::value("", &value, "one JSON object"));
         };
         keys::read(&members, &mut config)?;
+        if config.role == Role::Ingest && config.reports.cluster.is_some() {
+            config.without_effect.push("reports.cluster (an ingest listener fetches nothing)");
+        }
         config.check(&members)?;
         Ok(config)
     }
@@ -145,6 +152,7 @@ impl Default for Config {
             max_buffered_request_bytes: 1 << 20,
             max_workers: 1024,
             max_tree_size: 64 << 20,
+            reports: Reports::default(),
             on_invalid_config: OnInvalidConfig::Refuse,
             log_level: LogLevel::Info,
             without_effect: Vec::new(),

@@ -19,6 +19,7 @@ use crate::report::{Load, Snapshot};
 use crate::request::{
     Endpoint, Facts, MAX_HINT_IDS, MAX_ROUTING_KEY_BYTES, Parsed, endpoint, routing_key, routing_tokens,
 };
+use crate::token::Token;
 
 use self::vm::Vm;
 
@@ -57,7 +58,12 @@ pub fn headers(bytes: &[u8]) {
     let mut parts = bytes.splitn(2, |byte| *byte == b' ');
     let (method, path) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
     let _ = endpoint(method, path);
-    let _ = ingest::refuse_head(method, path, bytes.len().is_multiple_of(2));
+    if let Some((mut vm, token)) = Vm::of_three("random").zip(Token::new("token")) {
+        let head = ingest::Head { method, path, authorization: bytes, ends: bytes.len().is_multiple_of(2) };
+        let open = vm.run(|context, _, _| ingest::refuse_head(context, None, head).is_none());
+        let closed = vm.run(|context, _, _| ingest::refuse_head(context, Some(&token), head).is_none());
+        assert!(open || !closed, "a token lets nobody in whom no token keeps out");
+    }
     let mut ids = Vec::new();
     if routing_tokens(bytes, &mut ids) {
         assert!((1..=MAX_HINT_IDS).contains(&ids.len()), "{} ids", ids.len());

@@ -80,7 +80,10 @@ impl Known {
 
     /// Adds what another thread, or this one, has taken of the same reporter.
     fn merge(&mut self, news: &Self) {
-        let cluster = if news.cluster == 0 { self.cluster } else { news.cluster };
+        if self.is_silent(news.received_ms) {
+            self.whole = None;
+        }
+        let cluster = self.cluster;
         if self.reporter != news.reporter || (self.epoch != news.epoch && self.yields_to(news)) {
             *self = *news;
         } else if self.epoch == news.epoch {
@@ -161,23 +164,31 @@ impl Reporters {
     /// # Errors
     /// When the store cannot answer.
     pub fn note(&self, store: &mut dyn Store, news: &Known) -> Result<(), StoreError> {
+        self.change(store, news.reporter, news.received_ms, |known| known.merge(news))
+    }
+
+    /// Changes the entry of the reporter of hash `reporter`, which is made if there is none. At 0 ms no other makes room.
+    fn change(
+        &self,
+        store: &mut dyn Store,
+        reporter: u64,
+        now_ms: u64,
+        change: impl Fn(&mut Known),
+    ) -> Result<(), StoreError> {
         for _ in 0..TRIES {
             let stored = store.get(&self.key)?;
             let version = version_of(stored.as_ref());
             let mut bytes = stored.map(|stored| stored.value).unwrap_or_default();
             bytes.resize(MAX_REPORTERS * ENTRY_BYTES, 0);
             let all: Vec<_> = (0..MAX_REPORTERS).map(|number| Known::decode(&bytes, number)).collect();
-            let own = all.iter().position(|known| known.reporter == news.reporter);
+            let own = all.iter().position(|known| known.reporter == reporter);
             // A free place was never heard of, so it goes first.
-            let place = |known: &Known| if known.reporter == 0 { 0 } else { known.received_ms.max(1) };
-            let longest_silent = (0..MAX_REPORTERS).min_by_key(|number| all.get(*number).map_or(0, place));
-            let Some(number) = own.or(longest_silent) else { return Ok(()) };
+            let heard = |known: &Known| if known.reporter == 0 { 0 } else { known.received_ms.max(1) };
+            let longest_silent = (0..MAX_REPORTERS).min_by_key(|number| all.get(*number).map_or(0, heard));
+            let Some(number) = own.or(longest_silent.filter(|_| now_ms > 0)) else { return Ok(()) };
             let before = all.get(number).copied().unwrap_or_default();
-            let mut entry = before;
-            if own.is_none() {
-                entry = Known::default();
-            }
-            entry.merge(news);
+            let mut entry = if own.is_some() { before } else { Known::default() };
+            change(&mut entry);
             if entry == before {
                 return Ok(());
             }
@@ -189,16 +200,20 @@ impl Reporters {
         Ok(())
     }
 
+    /// Forgets what a delta of the reporter of hash `reporter` could build on: it must tell everything again.
+    ///
+    /// # Errors
+    /// When the store cannot answer.
+    pub fn forget_base(&self, store: &mut dyn Store, reporter: u64) -> Result<(), StoreError> {
+        self.change(store, reporter, 0, |known| known.whole = None)
+    }
+
     /// Notes that the reporter of hash `reporter` was fetched from the cluster of hash `cluster`.
     ///
     /// # Errors
     /// When the store cannot answer.
     pub fn note_cluster(&self, store: &mut dyn Store, reporter: u64, cluster: u64) -> Result<(), StoreError> {
-        let known = self.of(store, reporter)?;
-        if known.reporter == 0 || known.cluster == cluster {
-            return Ok(());
-        }
-        self.note(store, &Known { cluster, ..known })
+        self.change(store, reporter, 0, |known| known.cluster = cluster)
     }
 
     /// The one of the reporters that match which was heard of last.
@@ -262,6 +277,21 @@ mod tests {
     fn who_has_been_silent_for_three_intervals_is_heard_again() {
         assert_eq!(known(7, Some(7)).judge(&snapshot(1, 1, Scope::Full), FLEET, 1_030_000), Verdict::Old);
         assert_eq!(known(7, Some(7)).judge(&snapshot(1, 1, Scope::Full), FLEET, 1_030_001), Verdict::News);
+    }
+
+    #[test]
+    fn silence_and_forgetting_take_the_base_away() {
+        let (table, mut store) = (Reporters::new("", 64), MemoryStore::default());
+        table.forget_base(&mut store, 5).unwrap();
+        assert_eq!(table.of(&mut store, 5), Ok(Known::default()), "who is not known has none");
+        table.note(&mut store, &known(7, Some(7))).unwrap();
+        table.forget_base(&mut store, 5).unwrap();
+        assert_eq!(table.of(&mut store, 5), Ok(known(7, None)));
+        table.note(&mut store, &known(8, Some(8))).unwrap();
+        let late = Known { received_ms: 1_030_001, ..known(9, None) };
+        assert_eq!(known(8, Some(8)).judge(&snapshot(9, 9, Scope::Since(8)), FLEET, 1_030_001), Verdict::Gap);
+        table.note(&mut store, &late).unwrap();
+        assert_eq!(table.of(&mut store, 5), Ok(late));
     }
 
     #[test]

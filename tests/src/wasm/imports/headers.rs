@@ -40,6 +40,9 @@ pub(super) fn define(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
 }
 
 fn read<T>(guest: &Guest<'_>, map: u32, work: impl FnOnce(&Headers) -> T) -> Result<T, Fault> {
+    if map == map::CALL_HEADERS {
+        return Ok(work(&guest.data().side_calls.answer.as_ref().ok_or(Status::BadArgument)?.0));
+    }
     let stream = guest.data().stream().ok_or(Status::BadArgument)?;
     let mut stream = stream.borrow_mut();
     let logging = stream.logging;

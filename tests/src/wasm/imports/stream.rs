@@ -8,6 +8,7 @@ use super::data::VM_ID;
 use super::{Fault, Guest, GuestMemory, decode_pairs, host_calls};
 use crate::wasm::abi::{Status, buffer};
 use crate::wasm::message::Headers;
+use crate::wasm::side_call::SideCall;
 use crate::wasm::state::{Deferred, HostState};
 use crate::wasm::stream::{Direction, LocalReply};
 
@@ -85,12 +86,24 @@ pub(super) fn define(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
             guest.data_mut().deferred.push(Deferred::Retire(id));
             Ok(())
         }
-        fn proxy_dispatch_http_call(
-            _guest, _cluster: u32, _cluster_size: u32, _headers: u32, _headers_size: u32, _body: u32, _body_size: u32,
-            _trailers: u32, _trailers_size: u32, _timeout_milliseconds: u32, _token_to: u32,
+        fn proxy_http_call(
+            guest, cluster: u32, cluster_size: u32, headers: u32, headers_size: u32, _body: u32, _body_size: u32,
+            _trailers: u32, _trailers_size: u32, timeout_ms: u32, number_to: u32,
         ) {
-            // No cluster exists here: what Envoy answers for a name that it does not know.
-            Err(Status::BadArgument.into())
+            let cluster = String::from_utf8_lossy(&guest.bytes(cluster, cluster_size)?).into_owned();
+            let pairs = decode_pairs(&guest.bytes(headers, headers_size)?).ok_or(Status::BadArgument)?;
+            let mut headers = Headers::default();
+            pairs.into_iter().for_each(|(name, value)| headers.add(name, value));
+            let complete = [":method", ":path", ":authority"].iter().all(|name| headers.get(*name).is_some());
+            if cluster.is_empty() || !complete {
+                return Err(Status::BadArgument.into());
+            }
+            let (context, made) = (guest.data().acting(), guest.data().process.now());
+            let calls = &mut guest.data_mut().side_calls;
+            calls.made += 1;
+            let number = calls.made;
+            calls.open.push(SideCall { number, context, made, cluster, headers, timeout_ms });
+            guest.put_u32(number_to, number)
         }
     }
     Ok(())
@@ -133,6 +146,10 @@ fn with_buffer<T>(guest: &mut Guest<'_>, kind: u32, work: impl FnOnce(&[u8]) -> 
         buffer::REQUEST_BODY | buffer::RESPONSE_BODY => {
             let stream = state.stream().ok_or(Status::NotFound)?.borrow();
             Ok(work(if kind == buffer::REQUEST_BODY { &stream.request.body } else { &stream.response.body }))
+        }
+        buffer::CALL_BODY => {
+            let answer = state.side_calls.answer.as_ref().ok_or(Status::NotFound)?;
+            Ok(work(&answer.1))
         }
         buffer::VM_CONFIGURATION => Ok(work(b"")),
         buffer::PLUGIN_CONFIGURATION => {

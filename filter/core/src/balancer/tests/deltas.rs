@@ -2,7 +2,7 @@
 
 use super::stores::Faulty;
 use super::{Vm, config, load, parse, snapshot, url};
-use crate::report::{Load, Scope, Snapshot};
+use crate::report::{Health, Load, Scope, Snapshot};
 use crate::store::MemoryStore;
 
 const BUSY: Option<Load> =
@@ -54,6 +54,44 @@ fn a_failed_poll_stays_a_failed_poll() {
     }
     let picks: Vec<_> = (0..40).map(|_| vm.pick()).collect();
     assert!(picks.contains(&0), "its load was last told four intervals ago: {picks:?}");
+}
+
+#[test]
+fn after_a_silence_everything_must_be_told_again() {
+    let mut vm = busy_and_idle();
+    vm.pass(30_001);
+    vm.take(&scoped(Scope::Since(1), 2, &[]));
+    vm.take(&scoped(Scope::Since(2), 3, &[]));
+    assert_eq!((outcome(&mut vm, "taken"), outcome(&mut vm, "gap")), (2, 2));
+    vm.take(&scoped(Scope::Full, 4, &[(0, BUSY), (1, idle())]));
+    vm.take(&scoped(Scope::Since(4), 5, &[]));
+    assert_eq!((outcome(&mut vm, "taken"), outcome(&mut vm, "gap")), (6, 2));
+}
+
+#[test]
+fn who_was_passed_over_for_too_long_must_be_told_of_again() {
+    let mut vm = busy_and_idle();
+    for sequence in 2..6 {
+        vm.pass(10_000);
+        vm.take(&scoped(Scope::Some, sequence, &[(0, BUSY)]));
+    }
+    vm.take(&scoped(Scope::Since(1), 6, &[]));
+    vm.take(&scoped(Scope::Since(1), 7, &[]));
+    assert_eq!(outcome(&mut vm, "gap"), 1, "the first one has found out that the second worker's report has expired");
+}
+
+#[test]
+fn a_status_outlives_deltas_that_do_not_name_the_worker() {
+    let mut vm = Vm::alone(config("least_load", 2, ""));
+    let mut first = scoped(Scope::Full, 1, &[(0, BUSY), (1, idle())]);
+    first.workers[1].health = Some(Health::NotReady);
+    vm.take(&first);
+    for sequence in 2..12 {
+        vm.pass(10_000);
+        vm.take(&scoped(Scope::Since(sequence - 1), sequence, &[]));
+        vm.tick();
+        assert_eq!(vm.pick(), 0);
+    }
 }
 
 #[test]
