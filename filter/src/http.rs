@@ -22,6 +22,7 @@ pub(crate) const PAUSE: u32 = 1;
 
 /// A stream of one of the roles.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly all streams are of the largest kind")]
 pub(crate) enum Stream {
     /// A request that is balanced.
     Route(Rc<RefCell<Balancer>>, Rc<RefCell<Ledger>>, Exchange),
@@ -59,6 +60,10 @@ impl Http for Host {
 
     fn body(&mut self, size: usize) -> Vec<u8> {
         host::buffer(REQUEST_BODY, size).unwrap_or_default()
+    }
+
+    fn now_nanos(&mut self) -> u64 {
+        host::now_nanos()
     }
 }
 

@@ -6,7 +6,7 @@ use serde_json::json;
 use testbed::envoy::{Envoy, EnvoyOptions, eventually};
 
 use crate::gate::{Gate, HOLD};
-use crate::support::{Held, SOON, chat, no_vm_was_lost, post};
+use crate::support::{Dead, Held, SOON, chat, no_vm_was_lost, post};
 
 const KEYS: &str = "smg_worker_routing_keys_active";
 
@@ -39,6 +39,58 @@ async fn a_worker_shows_the_distinct_routing_keys_it_has_in_flight() {
         held.finish().await;
     }
     eventually(SOON, "no key is in flight", async || envoy.metrics().await.sum(KEYS, &[]) == 0.0).await;
+    no_vm_was_lost(&envoy).await;
+}
+
+#[tokio::test]
+async fn requests_and_answers_are_shown_with_their_labels() {
+    let gate = Gate::start().await;
+    let dead = Dead::new();
+    let plugin = json!({ "policy": "passthrough", "workers": [{ "url": format!("http://{}", dead.address) },
+                                                              { "url": format!("http://{}", gate.address()) }] });
+    let options = EnvoyOptions::with_workers([dead.address, gate.address()]);
+    let envoy = Envoy::start(EnvoyOptions { plugin, concurrency: 1, ..options }).await.unwrap();
+    let mut connection = envoy.connect().await;
+    for _ in 0..3 {
+        assert_eq!(connection.send(post(chat("m", "Hello"), &[])).await.unwrap().status, 200);
+    }
+    for (name, labels, expected) in [
+        (
+            "smg_router_requests_total",
+            &[
+                ("router_type", "http"),
+                ("backend_type", "regular"),
+                ("connection_mode", "http"),
+                ("model", "unknown"),
+                ("endpoint", "chat"),
+                ("streaming", "unknown"),
+            ][..],
+            3.0,
+        ),
+        (
+            "smg_router_upstream_responses_total",
+            &[("router_type", "http"), ("status_code", "200"), ("error_code", "none")],
+            3.0,
+        ),
+        ("smg_router_request_body_path_total", &[("path", "stream"), ("reason", "pure_forward")], 3.0),
+        ("smg_worker_retries_total", &[("worker_type", "regular"), ("endpoint", "chat")], 3.0),
+        (
+            "smg_worker_errors_total",
+            &[("worker_type", "regular"), ("connection_mode", "http"), ("error_type", "backend_error")],
+            3.0,
+        ),
+        (
+            "smg_worker_cb_outcomes_total",
+            &[("worker", &*format!("http://{}", dead.address)), ("outcome", "failure")],
+            3.0,
+        ),
+        ("smg_worker_cb_consecutive_failures", &[("worker", &*format!("http://{}", dead.address))], 3.0),
+        ("smg_router_ttft_seconds_bucket", &[("model", "unknown"), ("le", "+Inf")], 3.0),
+        ("smg_router_ttft_seconds_count", &[("model", "unknown")], 3.0),
+    ] {
+        eventually(SOON, &format!("{name} {labels:?}"), async || envoy.metrics().await.sum(name, labels) == expected)
+            .await;
+    }
     no_vm_was_lost(&envoy).await;
 }
 

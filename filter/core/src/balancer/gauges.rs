@@ -14,8 +14,14 @@ use crate::state::tree::Label;
 use crate::store::StoreError;
 
 /// What is shown of each worker.
-const WORKER_GAUGES: [&str; 4] =
-    ["smg_worker_requests_active", "smg_worker_health", "smg_worker_cb_state", "smg_worker_routing_keys_active"];
+const WORKER_GAUGES: [&str; 6] = [
+    "smg_worker_requests_active",
+    "smg_worker_health",
+    "smg_worker_cb_state",
+    "smg_worker_routing_keys_active",
+    "smg_worker_cb_consecutive_failures",
+    "smg_worker_cb_consecutive_successes",
+];
 
 impl Balancer {
     /// Looks at all workers once.
@@ -81,7 +87,14 @@ impl Balancer {
                 BreakerState::HalfOpen => 2,
             };
             let keys = u64::try_from(slot.keys).unwrap_or(0);
-            let values = [u64::from(slot.in_flight), u64::from(slot.status.is_selectable()), state, keys];
+            let values = [
+                u64::from(slot.in_flight),
+                u64::from(slot.status.is_selectable()),
+                state,
+                keys,
+                u64::from(slot.failures),
+                u64::from(slot.successes),
+            ];
             let gauges = self.gauges.get(number).copied().unwrap_or_default();
             for (gauge, value) in gauges.into_iter().zip(values) {
                 if let Some(gauge) = gauge {

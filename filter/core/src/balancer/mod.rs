@@ -7,6 +7,7 @@ mod ledger;
 mod list;
 mod place;
 mod reaper;
+mod requests;
 mod roster;
 mod settle;
 mod table;
@@ -35,11 +36,13 @@ use crate::state::turns::Turns;
 use crate::store::{Store, StoreError};
 
 use self::audit::Audit;
+use self::requests::Requests;
 use self::roster::Roster;
 use self::tally::Tally;
 
 pub use ledger::Ledger;
 pub use place::{Prompt, Ticket};
+pub use requests::{Asked, FROM_WORKER, Told};
 pub use settle::Answered;
 pub use table::{Changed, Delta, LoadTable};
 
@@ -104,6 +107,7 @@ pub struct Balancer {
     leads: bool,
     seed: u64,
     tally: Tally,
+    requests: Requests,
     warned_unplaced: bool,
     /// Workers of the last snapshot that were not kept.
     dropped: u64,
@@ -118,7 +122,7 @@ pub struct Balancer {
     /// Slots that the last sweep has found forgotten.
     forgotten: Vec<SlotId>,
     /// The metrics' numbers of each worker's gauges, in the order of the fleet.
-    gauges: Vec<[Option<usize>; 4]>,
+    gauges: Vec<[Option<usize>; 6]>,
 }
 
 /// The cold reports of one block, as of the version named in the hot block.
@@ -156,6 +160,7 @@ impl Balancer {
             seed,
             config: Rc::new(config),
             tally: Tally::default(),
+            requests: Requests::default(),
             warned_unplaced: false,
             dropped: 0,
             warned_passthrough: false,
@@ -223,6 +228,9 @@ impl Balancer {
     /// Moves what was counted since the last time into `metrics`; ticks do it by themselves.
     pub fn publish(&mut self, metrics: &mut Metrics) {
         self.tally.publish(metrics);
+        let fleet = &self.fleet;
+        let url = |id| fleet.by_slot(id).and_then(|at| fleet.worker(at)).map(|worker| worker.url.as_str());
+        self.requests.publish(metrics, url);
     }
 
     /// Marks the workers that `others` do not have as gone from the gauges: this configuration is being replaced.

@@ -47,11 +47,13 @@ impl Balancer {
                 // The last host is judged by its answer below.
                 if Some(worker) != last && !charged.contains(&worker) {
                     charged.push(worker);
+                    self.count_outcome(ticket, worker, Outcome::Failure);
                     self.feed(context, ticket, worker, Outcome::Failure);
                 }
             }
         }
         if let (Some(last), Some(outcome)) = (last, response.outcome) {
+            self.count_outcome(ticket, last, outcome);
             let unremarkable = outcome == Outcome::Success && Some(last) == picked && ticket.healthy && attempts <= 1;
             if !unremarkable && outcome != Outcome::Capacity {
                 self.feed(context, ticket, last, outcome);
@@ -97,6 +99,15 @@ impl Balancer {
             let keys = ticket.key.take().map_or(0, |key| ledger.leave(context.store, key, id));
             ledger.count(context.store, id, Delta { in_flight: -1, keys });
             ledger.save(context.store);
+        }
+    }
+
+    /// Counts what a worker's breaker is told, whether or not it changes anything.
+    fn count_outcome(&mut self, ticket: &Ticket, worker: u16, outcome: Outcome) {
+        if outcome != Outcome::Capacity
+            && let Some(worker) = ticket.fleet.worker(worker)
+        {
+            self.requests.judged(worker.id, outcome == Outcome::Failure);
         }
     }
 

@@ -3,16 +3,19 @@
 //! The caller hands in events and carries the returned steps out; nothing here touches a host.
 //! A request is counted in flight when it is placed and once less when its stream ends, whatever ended it.
 
+mod account;
 mod bodies;
 
 use std::rc::Rc;
 
 use crate::answer::{self, Answer};
-use crate::balancer::{Answered, Balancer, Context, Ledger, Prompt, Ticket};
+use crate::balancer::{Answered, Balancer, Context, FROM_WORKER, Ledger, Prompt, Ticket};
 use crate::breaker::{Outcome, status_of_grpc};
 use crate::config::PolicyName;
 use crate::fleet::Worker;
 use crate::request::{Endpoint, Facts, Parsed, endpoint, routing_key};
+
+use self::account::{Account, Verdict};
 
 pub use bodies::{Bodies, PATIENCE_MS};
 
@@ -41,6 +44,9 @@ pub trait Http {
 
     /// The first `size` bytes of the body held so far.
     fn body(&mut self, size: usize) -> Vec<u8>;
+
+    /// The wall clock as it is now, in nanoseconds: for what the clock of the last tick is too coarse for.
+    fn now_nanos(&mut self) -> u64;
 }
 
 /// What one event is handled with.
@@ -113,6 +119,7 @@ pub struct Exchange {
     model: Option<String>,
     /// The policy that the route names.
     policy: Option<PolicyName>,
+    account: Account,
     /// The routing key's hash.
     key: Option<u64>,
     ticket: Option<Ticket>,
@@ -154,6 +161,7 @@ impl Exchange {
             self.endpoint = Endpoint::Other;
             return self.place(scene);
         }
+        self.account.open(self.endpoint, &path);
         let needs = scene.balancer.needs(self.named_policy(scene));
         // Their number is the request's size where expected waits are compared.
         if needs.prefix || needs.score {
@@ -172,6 +180,7 @@ impl Exchange {
         if scene.balancer.bodies == Bodies::Missing {
             return self.place_unread(scene);
         }
+        self.account.hold(needs_model, needs.prefix);
         self.phase = Phase::Holding;
         self.since_ms = scene.context.now_ms;
         self.look_at = usize::try_from(scene.balancer.config().max_buffered_request_bytes).unwrap_or(usize::MAX).max(1);
@@ -256,8 +265,10 @@ impl Exchange {
         let pick_answered = address.is_some() && address.as_deref() == ticket.worker().map(|worker| &*worker.address);
         let tried =
             if pick_answered { ticket.worker() } else { address.as_deref().and_then(|at| ticket.worker_at(at)) };
-        let (outcome, from_upstream) = judge(scene.http, status, address.is_some(), tried);
+        let verdict = judge(scene.http, status, address.is_some(), tried);
+        let (outcome, from_upstream) = (verdict.outcome, verdict.is_from_worker());
         let attempts = if pick_answered && outcome == Some(Outcome::Success) { Some(1) } else { attempts(scene.http) };
+        self.account.answer(scene.balancer, scene.http, status, verdict, attempts);
         let answered = Answered { attempts, address: address.as_deref(), status, outcome };
         let worker = scene.balancer.answered(scene.context, ticket, answered, scene.ledger);
         let worker = worker.filter(|_| from_upstream).and_then(|worker| ticket.fleet().worker(worker));
@@ -327,8 +338,10 @@ impl Exchange {
                 key: self.key,
             }
         };
+        self.account.decide(scene.balancer, prompt.model, facts);
         match scene.balancer.place(scene.context, prompt, scene.ledger) {
             Ok(ticket) => {
+                self.account.let_go(scene.http);
                 let destination = ticket.destination();
                 self.ticket = Some(ticket);
                 Step::Route(Route { destination, consumes_tokens: self.tokens.take().is_some() })
@@ -338,7 +351,10 @@ impl Exchange {
                 self.unplaced = true;
                 Step::Pass
             }
-            Err(refusal) => Step::Reply(refusal.answer()),
+            Err(refusal) => {
+                self.account.refuse(scene.balancer);
+                Step::Reply(refusal.answer())
+            }
         }
     }
 }
@@ -378,20 +394,22 @@ fn route_policy(scene: &mut Scene<'_, '_>) -> Option<PolicyName> {
 /// Envoy's own answers are told apart by their details, whatever the status. The details need not be asked for where a
 /// host was tried and the status is a success: only to a gRPC client does Envoy call its own errors so, and then with a
 /// `grpc-status` beside it.
-fn judge(http: &mut dyn Http, status: u16, tried: bool, worker: Option<&Worker>) -> (Option<Outcome>, bool) {
+fn judge(http: &mut dyn Http, status: u16, tried: bool, worker: Option<&Worker>) -> Verdict {
     let says = |status| worker.map_or_else(|| Outcome::of_status(status), |worker| worker.outcome(status));
     let grpc_status = (200..300).contains(&status).then(|| http.response_header("grpc-status")).flatten();
     if tried && (200..300).contains(&status) && grpc_status.is_none() {
-        return (Some(says(status)), true);
+        return Verdict { outcome: Some(says(status)), code: FROM_WORKER };
     }
     let details = http.property(&["response", "code_details"]).unwrap_or_default();
     match details.as_slice() {
         b"via_upstream" | b"" => {
             let status = grpc_status.map_or(status, |code| status_of_grpc(&code));
-            (Some(says(status)), true)
+            Verdict { outcome: Some(says(status)), code: FROM_WORKER }
         }
-        details if is_workers_fault(details, status) => (Some(Outcome::Failure), false),
-        _ => (None, false),
+        details => {
+            let outcome = is_workers_fault(details, status).then_some(Outcome::Failure);
+            Verdict { outcome, code: account::code(details) }
+        }
     }
 }
 

@@ -40,6 +40,10 @@ impl Http for Lines<'_> {
     fn body(&mut self, size: usize) -> Vec<u8> {
         self.body.get(..size).unwrap_or(self.body).to_vec()
     }
+
+    fn now_nanos(&mut self) -> u64 {
+        self.next().map_or(0, |line| line.len() as u64)
+    }
 }
 
 /// An exchange from its head to its end. The first byte says how the body comes, the lines up to an empty pair are the

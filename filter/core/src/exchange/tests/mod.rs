@@ -2,6 +2,7 @@
 
 mod bodies;
 mod heads;
+mod metrics;
 mod responses;
 mod scope;
 mod starved;
@@ -24,6 +25,8 @@ struct Script {
     body: Vec<u8>,
     /// How often the body was read.
     reads: usize,
+    /// What the clock shows, in nanoseconds.
+    nanos: u64,
 }
 
 impl Script {
@@ -75,6 +78,10 @@ impl Http for Script {
     fn body(&mut self, size: usize) -> Vec<u8> {
         self.reads += 1;
         self.body[..size.min(self.body.len())].to_vec()
+    }
+
+    fn now_nanos(&mut self) -> u64 {
+        self.nanos
     }
 }
 
