@@ -1,4 +1,4 @@
-//! What an engine says about its load: SGLang's `/v1/loads` and vLLM's `/metrics`.
+//! What an engine says about its load in SGLang's JSON.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 
-use super::options::EngineOptions;
+use super::options::{EngineOptions, Runtime};
 use super::rank::{Rank, RankLoad};
 
 /// Sections that `include` may name, in the order the engine lists them.
@@ -50,6 +50,9 @@ pub fn loads(query: &LoadsQuery, ranks: &[Arc<Rank>], options: &EngineOptions) -
     if query.format.as_deref() == Some("prometheus") {
         return LoadsAnswer::Text(prometheus(&entries));
     }
+    if options.runtime == Runtime::SglangOld {
+        return LoadsAnswer::Json(older(entries, now));
+    }
     LoadsAnswer::Json(json!({
         "timestamp": iso_utc(now),
         "version": "0.5.16",
@@ -59,35 +62,37 @@ pub fn loads(query: &LoadsQuery, ranks: &[Arc<Rank>], options: &EngineOptions) -
     }))
 }
 
-/// Answers `/metrics` with vLLM's names.
-pub fn metrics(ranks: &[Arc<Rank>], options: &EngineOptions) -> String {
-    let capacity = options.reported_capacity();
-    let rows: Vec<RankLoad> = ranks.iter().map(|rank| rank.load()).collect();
-    let model = options.models.first().map_or("", String::as_str);
-    let mut text = String::new();
-    let mut series = |name: &str, kind: &str, value: &dyn Fn(&RankLoad) -> f64| {
-        let _ = writeln!(text, "# TYPE {name} {kind}");
-        for (index, load) in rows.iter().enumerate() {
-            let _ = writeln!(text, "{name}{{engine=\"{index}\",model_name=\"{model}\"}} {:?}", value(load));
-        }
+/// The shape of older releases: fewer numbers, and some that have gone since.
+fn older(mut entries: Vec<Map<String, Value>>, now: Duration) -> Value {
+    const NEWER: [&str; 8] = [
+        "timestamp",
+        "num_waiting_uncached_tokens",
+        "num_total_tokens",
+        "num_active_tokens",
+        "num_prealloc_ready_tokens",
+        "total_prefill_uncached_tokens",
+        "total_prefill_busy_us",
+        "decode_moments",
+    ];
+    let sum = |entries: &[Map<String, Value>], name: &str| -> f64 {
+        entries.iter().filter_map(|entry| entry.get(name)?.as_f64()).sum()
     };
-    series("vllm:num_requests_running", "gauge", &|load| load.running as f64);
-    series("vllm:num_requests_waiting", "gauge", &|load| load.waiting as f64);
-    series("vllm:kv_cache_usage_perc", "gauge", &|load| usage(load, capacity));
-    series("vllm:prefix_cache_queries_total", "counter", &|load| load.prompt_tokens as f64);
-    series("vllm:prefix_cache_hits_total", "counter", &|load| load.cached_tokens as f64);
-    series("vllm:num_preemptions_total", "counter", &|_| 0.0);
-    series("vllm:prompt_tokens_total", "counter", &|load| load.prompt_tokens as f64);
-    series("vllm:generation_tokens_total", "counter", &|load| load.generated_tokens as f64);
-    let (block, blocks) = (options.block_tokens, capacity / options.block_tokens);
-    let _ = writeln!(text, "# TYPE vllm:cache_config_info gauge");
-    for index in 0..rows.len() {
-        let _ = writeln!(
-            text,
-            "vllm:cache_config_info{{block_size=\"{block}\",engine=\"{index}\",num_gpu_blocks=\"{blocks}\"}} 1.0"
-        );
+    let (running, waiting) = (sum(&entries, "num_running_reqs"), sum(&entries, "num_waiting_reqs"));
+    for entry in &mut entries {
+        entry.retain(|name, _| !NEWER.contains(&name.as_str()));
+        let total =
+            sum(std::slice::from_ref(entry), "num_running_reqs") + sum(std::slice::from_ref(entry), "num_waiting_reqs");
+        entry.insert("num_total_reqs".to_owned(), json!(total));
     }
-    text
+    let mean = |name| rounded(sum(&entries, name) / entries.len().max(1) as f64, 4);
+    let aggregate = json!({
+        "total_running_reqs": running, "total_waiting_reqs": waiting, "total_reqs": running + waiting,
+        "avg_token_usage": mean("token_usage"), "avg_throughput": mean("gen_throughput"), "avg_utilization": 0.0,
+    });
+    json!({
+        "timestamp": iso_utc(now), "version": "0.5.8", "dp_rank_count": entries.len(),
+        "loads": entries, "aggregate": aggregate,
+    })
 }
 
 fn entry(
@@ -151,7 +156,7 @@ pub(crate) fn usage(load: &RankLoad, capacity: usize) -> f64 {
     (load.used_tokens as f64 / capacity.max(1) as f64).min(1.0)
 }
 
-fn rounded(value: f64, digits: i32) -> f64 {
+pub(crate) fn rounded(value: f64, digits: i32) -> f64 {
     let scale = 10f64.powi(digits);
     (value * scale).round() / scale
 }

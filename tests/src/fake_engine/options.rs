@@ -2,15 +2,78 @@
 
 use std::time::Duration;
 
-/// Which load routes an engine has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+/// Which engine it plays to those who ask for its load, its health and what it is. Requests are served in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Runtime {
     /// `/v1/loads` as SGLang has it and `/metrics` with vLLM's names.
+    #[default]
     Both,
     /// `/v1/loads` only; `/metrics` is 404, as SGLang without `--enable-metrics`.
     Sglang,
+    /// The same in the shape of older releases.
+    SglangOld,
+    /// The same at `/loads` only.
+    Loads,
+    /// `/metrics` with SGLang's names only.
+    SglangMetrics,
     /// `/metrics` only; `/v1/loads` is 404.
     Vllm,
+    /// `/metrics` without a KV gauge and without labels.
+    LlamaCpp,
+    /// `/prometheus/metrics`; to read `/metrics` is to empty it, and this is counted.
+    Trtllm,
+    /// SGLang's gRPC service.
+    SglangGrpc,
+    /// vLLM's gRPC service.
+    VllmGrpc,
+    /// TensorRT-LLM's gRPC service, which tells no load.
+    TrtllmGrpc,
+    /// TokenSpeed's gRPC service.
+    TokenspeedGrpc,
+    /// MLX's gRPC service, which tells no load.
+    MlxGrpc,
+}
+
+impl Runtime {
+    /// Whether `GET` of this path is there.
+    pub(crate) fn serves(self, path: &str) -> bool {
+        match path {
+            "/loads" => self == Self::Loads,
+            "/v1/loads" => matches!(self, Self::Both | Self::Sglang | Self::SglangOld),
+            "/metrics" => {
+                matches!(self, Self::Both | Self::SglangMetrics | Self::Vllm | Self::LlamaCpp | Self::Trtllm)
+            }
+            "/prometheus/metrics" => self == Self::Trtllm,
+            "/server_info" => {
+                matches!(self, Self::Sglang | Self::Loads | Self::SglangMetrics | Self::Trtllm)
+            }
+            "/get_server_info" => self == Self::SglangOld,
+            _ => self.service().is_none(),
+        }
+    }
+
+    /// The full name of the gRPC service, if that is what it has.
+    pub(crate) fn service(self) -> Option<&'static str> {
+        match self {
+            Self::SglangGrpc => Some("sglang.grpc.scheduler.SglangScheduler"),
+            Self::VllmGrpc => Some("vllm.grpc.engine.VllmEngine"),
+            Self::TrtllmGrpc => Some("trtllm.TrtllmService"),
+            Self::TokenspeedGrpc => Some("tokenspeed.grpc.scheduler.TokenSpeedScheduler"),
+            Self::MlxGrpc => Some("mlx.grpc.engine.MlxEngine"),
+            _ => None,
+        }
+    }
+
+    /// Who owns its models.
+    pub(crate) fn owner(self) -> &'static str {
+        match self {
+            Self::Sglang | Self::SglangOld | Self::Loads | Self::SglangMetrics => "sglang",
+            Self::Vllm => "vllm",
+            Self::LlamaCpp => "llamacpp",
+            Self::Trtllm => "tensorrt_llm",
+            _ => "fake",
+        }
+    }
 }
 
 /// Options of one fake engine; the flags of the `fake-engine` binary.
@@ -32,7 +95,7 @@ pub struct EngineOptions {
     #[arg(long)]
     pub strict_models: bool,
 
-    /// Which load routes exist.
+    /// Which engine it plays to those who ask for its load, its health and what it is.
     #[arg(long, value_enum, default_value_t = Runtime::Both)]
     pub runtime: Runtime,
 

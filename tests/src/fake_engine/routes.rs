@@ -17,7 +17,9 @@ use serde_json::json;
 use super::answer::error;
 use super::fault::Control;
 use super::generate;
-use super::loads::{LoadsAnswer, LoadsQuery, loads, metrics};
+use super::grpc;
+use super::loads::{LoadsAnswer, LoadsQuery, loads};
+use super::metrics::{iteration, metrics};
 use super::options::Runtime;
 use super::state::Engine;
 
@@ -31,8 +33,13 @@ pub(crate) fn router(engine: Arc<Engine>) -> Router {
         .route("/generate", post(generate::native).put(generate::native).options(preflight))
         .route("/v1/models", get(models))
         .route("/health", get(health))
+        .route("/loads", get(load_report))
         .route("/v1/loads", get(load_report))
-        .route("/metrics", get(metric_text))
+        .route("/metrics", get(metric_text).head(no_head))
+        .route("/prometheus/metrics", get(metric_text))
+        .route("/server_info", get(server_info))
+        .route("/get_server_info", get(server_info))
+        .route("/{service}/{method}", any(grpc::call))
         .route("/control", post(control))
         .route("/stats", get(stats))
         .route("/ws", any(echo))
@@ -45,11 +52,14 @@ pub(crate) fn router(engine: Arc<Engine>) -> Router {
 
 async fn models(State(engine): State<Arc<Engine>>) -> Response {
     engine.count(|stats| stats.other_requests += 1);
+    if !engine.options.runtime.serves("/v1/models") {
+        return not_found("/v1/models");
+    }
     let list: Vec<_> = engine
         .options
         .models
         .iter()
-        .map(|id| json!({"id": id, "object": "model", "created": 0, "owned_by": "fake", "root": id}))
+        .map(|id| json!({"id": id, "object": "model", "created": 0, "owned_by": engine.options.runtime.owner(), "root": id}))
         .collect();
     generate::json(StatusCode::OK, &json!({"object": "list", "data": list}))
 }
@@ -59,14 +69,18 @@ async fn health(State(engine): State<Arc<Engine>>) -> StatusCode {
     engine.faults().health
 }
 
-async fn load_report(State(engine): State<Arc<Engine>>, Query(query): Query<LoadsQuery>) -> Response {
+async fn load_report(State(engine): State<Arc<Engine>>, uri: Uri, Query(query): Query<LoadsQuery>) -> Response {
+    let there = engine.options.runtime.serves(uri.path());
+    if !there && uri.path() == "/loads" {
+        return not_found(uri.path());
+    }
     engine.count(|stats| stats.loads_polls += 1);
     let told = engine.faults().loads.clone();
     if let Some(response) = told.answer().await {
         return response;
     }
-    if engine.options.runtime == Runtime::Vllm {
-        return not_found("/v1/loads");
+    if !there {
+        return not_found(uri.path());
     }
     match loads(&query, &engine.ranks, &engine.options) {
         LoadsAnswer::Json(document) => generate::json(StatusCode::OK, &document),
@@ -75,16 +89,51 @@ async fn load_report(State(engine): State<Arc<Engine>>, Query(query): Query<Load
     }
 }
 
-async fn metric_text(State(engine): State<Arc<Engine>>) -> Response {
+async fn metric_text(State(engine): State<Arc<Engine>>, uri: Uri) -> Response {
+    let runtime = engine.options.runtime;
+    if !runtime.serves(uri.path()) && uri.path() != "/metrics" {
+        return not_found(uri.path());
+    }
     engine.count(|stats| stats.metrics_polls += 1);
     let told = engine.faults().metrics.clone();
     if let Some(response) = told.answer().await {
         return response;
     }
-    if engine.options.runtime == Runtime::Sglang {
-        return not_found("/metrics");
+    if !runtime.serves(uri.path()) {
+        return not_found(uri.path());
+    }
+    if runtime == Runtime::Trtllm && uri.path() == "/metrics" {
+        // Whoever reads this takes it from all others.
+        engine.count(|stats| stats.drained += 1);
+        return generate::json(StatusCode::OK, &iteration(&engine.ranks));
     }
     prometheus_text(metrics(&engine.ranks, &engine.options))
+}
+
+/// FastAPI has no HEAD where it has GET; Prometheus' own server has.
+async fn no_head(State(engine): State<Arc<Engine>>) -> Response {
+    match engine.options.runtime {
+        Runtime::Trtllm => StatusCode::METHOD_NOT_ALLOWED.into_response(),
+        runtime if runtime.serves("/metrics") => prometheus_text(String::new()),
+        _ => not_found("/metrics"),
+    }
+}
+
+async fn server_info(State(engine): State<Arc<Engine>>, uri: Uri) -> Response {
+    let options = &engine.options;
+    if !options.runtime.serves(uri.path()) {
+        return not_found(uri.path());
+    }
+    engine.count(|stats| stats.other_requests += 1);
+    let name = options.models.first().map_or("", String::as_str);
+    let document = match options.runtime {
+        Runtime::Trtllm => json!({"backend": "pytorch", "world_size": 1}),
+        _ => json!({
+            "model_path": format!("/models/{name}"), "served_model_name": name, "dp_size": options.dp_ranks,
+            "tp_size": 1, "internal_states": [{}], "version": "0.5.16",
+        }),
+    };
+    generate::json(StatusCode::OK, &document)
 }
 
 async fn control(State(engine): State<Arc<Engine>>, body: Bytes) -> Response {
@@ -152,7 +201,7 @@ async fn preflight(State(engine): State<Arc<Engine>>) -> Response {
     response
 }
 
-async fn unknown(State(engine): State<Arc<Engine>>, method: Method, uri: Uri) -> Response {
+pub(crate) async fn unknown(State(engine): State<Arc<Engine>>, method: Method, uri: Uri) -> Response {
     if method == Method::OPTIONS {
         return preflight(State(engine)).await;
     }

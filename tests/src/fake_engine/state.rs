@@ -38,6 +38,8 @@ pub struct EngineStats {
     pub loads_polls: u64,
     /// Reads of `/metrics`.
     pub metrics_polls: u64,
+    /// Reads of TensorRT-LLM's `/metrics`, which others miss now.
+    pub drained: u64,
     /// Reads of `/health`.
     pub health_polls: u64,
     /// All other requests.
