@@ -13,6 +13,7 @@ use crate::{
     config::{self, ApiKey, Config, ConfigError, Discovery, Face, Probes},
     discovery::EnvoyAdmin,
     health::Thresholds,
+    trust::Trust,
 };
 
 /// What SMG allows an engine for one answer.
@@ -27,7 +28,11 @@ const MAX_THRESHOLD: i64 = 1000;
 /// Asks inference engines (SGLang, vLLM and what answers like them) how loaded they are and pushes the answers into
 /// the load-balancing filter of one or several Envoys.
 #[derive(Debug, Parser)]
-#[command(name = "sidecar-loadmonitor", version)]
+#[command(
+    name = "sidecar-loadmonitor",
+    version,
+    after_help = "sidecar-loadmonitor check URL… asks engines once and prints what can be learned from them."
+)]
 pub struct Args {
     /// File with arguments, YAML or JSON: names of flags with their values, such as "load-monitor-interval: 2". The
     /// command line and the environment go before it.
@@ -99,6 +104,11 @@ pub struct Args {
     /// File that holds the key for the engines; read once, at start.
     #[arg(long, value_name = "FILE", env = "API_KEY_FILE")]
     pub api_key_file: Option<OsString>,
+
+    /// File of certificate authorities in PEM that engines and Envoys with https or grpcs are held against, in place
+    /// of the system's.
+    #[arg(long, value_name = "FILE", env = "CA_FILE")]
+    pub ca_file: Option<OsString>,
 
     /// Do not ask engines for their load: only probe them, and tell which ones there are. The filter then goes by its
     /// own counts.
@@ -182,6 +192,10 @@ pub enum Scheme {
     Http,
     /// HTTP over TLS.
     Https,
+    /// gRPC in the clear.
+    Grpc,
+    /// gRPC over TLS.
+    Grpcs,
 }
 
 impl Scheme {
@@ -189,6 +203,8 @@ impl Scheme {
         match self {
             Self::Http => "http",
             Self::Https => "https",
+            Self::Grpc => "grpc",
+            Self::Grpcs => "grpcs",
         }
     }
 }
@@ -228,13 +244,6 @@ impl Args {
         if timeout > interval {
             return Err(ConfigError::Timeout { timeout, interval });
         }
-        // Compose files set variables they have no value for to nothing: that is no key.
-        let key = self.api_key.filter(|key| !key.is_empty());
-        let key = match path_in(self.api_key_file) {
-            Some(_) if key.is_some() => return Err(ConfigError::TwoApiKeys),
-            Some(path) => read_key("--api-key-file", &path)?,
-            None => key.unwrap_or_default(),
-        };
         let token = match path_in(self.token_file) {
             Some(path) => {
                 let token = ApiKey::parse(&read_key("--token-file", &path)?)?;
@@ -267,7 +276,8 @@ impl Args {
             push_urls,
             interval,
             timeout,
-            api_key: ApiKey::parse(&key)?,
+            api_key: ApiKey::given(self.api_key, self.api_key_file)?,
+            trust: Trust::given(self.ca_file)?,
             monitoring: !self.disable_load_monitoring,
             probes: Probes {
                 enabled: !self.disable_health_check,
@@ -323,7 +333,7 @@ fn settle_seconds(text: &str) -> Result<Duration, String> {
     in_range(text, 0.0, MAX_PROBE_SECONDS)
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     in_range(text, 0.001, MAX_SECONDS)
 }
 
@@ -373,6 +383,8 @@ mod tests {
         refuses(&["--push-url", "http://e?x"], "--push-url \"http://e?x\": must have neither a query");
         refuses(&["--api-key-file", "/does/not/exist"], "--api-key-file /does/not/exist: No such file");
         refuses(&["--api-key", "k", "--api-key-file", "f"], "both --api-key and --api-key-file");
+        refuses(&["--ca-file", "/does/not/exist"], "--ca-file /does/not/exist: No such file");
+        refuses(&["--ca-file", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")], "it holds no certificate");
         assert!(parse(&["--api-key", "", "--api-key-file="]).unwrap().api_key.is_none());
         refuses(&["--log-level", "loud"], "possible values: error, warn, info, debug, trace");
     }

@@ -1,6 +1,6 @@
 //! What the sidecar does, checked: no value of these types can be wrong.
 
-use std::{collections::HashSet, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{collections::HashSet, ffi::OsString, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use reqwest::header::HeaderValue;
 use url::{Host, Url};
@@ -8,6 +8,7 @@ use url::{Host, Url};
 use crate::{
     discovery::{DnsName, EnvoyAdmin},
     health::Thresholds,
+    trust::Trust,
 };
 
 /// A snapshot of so many workers with the longest URLs stays below `report::MAX_SNAPSHOT_BYTES`.
@@ -28,6 +29,8 @@ pub struct Config {
     pub timeout: Duration,
     /// Sent to every engine as bearer token.
     pub api_key: Option<ApiKey>,
+    /// Whose certificates are believed.
+    pub trust: Trust,
     /// Whether engines are asked for their load.
     pub monitoring: bool,
     /// How workers are probed.
@@ -99,6 +102,7 @@ pub struct Face {
 pub struct Worker {
     given: String,
     base: Url,
+    grpc: bool,
 }
 
 /// A bearer token that no log shows.
@@ -165,9 +169,20 @@ pub enum ConfigError {
         /// The interval it must not exceed.
         interval: Duration,
     },
+    /// No HTTP client.
+    #[error("the HTTP client cannot be set up: {0}")]
+    Client(String),
     /// A key that cannot be sent.
     #[error("the API key must be one line of visible ASCII characters; check --api-key, --api-key-file or API_KEY")]
     ApiKey,
+    /// A file of certificate authorities that cannot be used.
+    #[error("--ca-file {path}: {problem}; the file must hold one or more certificates in PEM")]
+    CaFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// Two keys for the engines.
     #[error("both --api-key and --api-key-file (or API_KEY and API_KEY_FILE) are given; drop one of the two")]
     TwoApiKeys,
@@ -199,13 +214,30 @@ pub enum ConfigError {
 }
 
 impl Worker {
-    /// The worker at `given`, an `http` or `https` URL with an optional path in front of the engine's routes.
+    /// The worker at `given`: an `http` or `https` URL with an optional path in front of the engine's routes, or a
+    /// `grpc` or `grpcs` one.
     ///
     /// # Errors
     /// [`ConfigError::Url`] when it is no such URL.
     pub fn parse(given: &str) -> Result<Self, ConfigError> {
-        let base = http_url("--worker", "http://host:port", given)?;
-        Ok(Self { given: given.to_owned(), base })
+        let (option, example) = ("--worker", "http://host:port or grpc://host:port");
+        let scheme = given.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
+        let grpc = matches!(scheme.as_deref(), Some("grpc" | "grpcs"));
+        // What differs is only what is spoken there.
+        let base = match given.get("grpc".len()..).filter(|_| grpc) {
+            Some(rest) => checked_url(option, example, given, &format!("http{rest}"))?,
+            None => http_url(option, example, given)?,
+        };
+        if grpc && base.path() != "/" {
+            let problem = "gRPC knows no path in front of its services".into();
+            return Err(ConfigError::Url { option, given: given.to_owned(), problem, example });
+        }
+        Ok(Self { given: given.to_owned(), base, grpc })
+    }
+
+    /// Whether the engine speaks gRPC.
+    pub(crate) const fn is_grpc(&self) -> bool {
+        self.grpc
     }
 
     /// The URL byte for byte as it was given: the name that filter and sidecar know the worker by.
@@ -236,6 +268,23 @@ impl Worker {
 }
 
 impl ApiKey {
+    /// The key that is given, or the one in the file that is given.
+    ///
+    /// # Errors
+    /// [`ConfigError`] when there are two, or one that cannot be read or sent.
+    pub(crate) fn given(key: Option<String>, file: Option<OsString>) -> Result<Option<Self>, ConfigError> {
+        // Compose files set variables they have no value for to nothing: that is no key.
+        let key = key.filter(|key| !key.is_empty());
+        match file.filter(|path| !path.is_empty()).map(PathBuf::from) {
+            Some(_) if key.is_some() => Err(ConfigError::TwoApiKeys),
+            Some(path) => match std::fs::read_to_string(&path) {
+                Ok(text) => Self::parse(&text),
+                Err(source) => Err(ConfigError::KeyFile { option: "--api-key-file", path, source }),
+            },
+            None => Self::parse(&key.unwrap_or_default()),
+        }
+    }
+
     /// The key in `text`, white space around it removed; `None` if there is none.
     ///
     /// # Errors
@@ -333,6 +382,11 @@ pub(crate) fn reporter(given: Option<String>) -> Result<String, ConfigError> {
 }
 
 fn http_url(option: &'static str, example: &'static str, given: &str) -> Result<Url, ConfigError> {
+    checked_url(option, example, given, given)
+}
+
+/// The URL that `meant` is; what is wrong with it is said of `given`.
+fn checked_url(option: &'static str, example: &'static str, given: &str, meant: &str) -> Result<Url, ConfigError> {
     let refused =
         |problem: &str| ConfigError::Url { option, given: given.to_owned(), problem: problem.into(), example };
     if given.len() > MAX_URL_BYTES {
@@ -342,7 +396,7 @@ fn http_url(option: &'static str, example: &'static str, given: &str) -> Result<
     if !given.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\') {
         return Err(refused("has characters that do not belong in a URL"));
     }
-    let url = Url::parse(given).map_err(|error| refused(&format!("not a URL ({error})")))?;
+    let url = Url::parse(meant).map_err(|error| refused(&format!("not a URL ({error})")))?;
     if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
         return Err(refused("must start with http:// or https://"));
     }
@@ -376,6 +430,15 @@ mod tests {
     }
 
     #[test]
+    fn an_engine_may_speak_grpc() {
+        for (given, base) in [("grpc://10.0.0.1:30001", "http://10.0.0.1:30001/"), ("GRPCS://e", "https://e/")] {
+            let worker = Worker::parse(given).unwrap();
+            assert_eq!((worker.url(), worker.base().as_str(), worker.is_grpc()), (given, base, true));
+        }
+        assert!(!Worker::parse("http://a").unwrap().is_grpc());
+    }
+
+    #[test]
     fn lists_are_split_at_commas_and_white_space() {
         let given = ["http://a:1,http://b:2 http://c:3\n".to_owned(), ", http://d:4".to_owned()];
         let urls: Vec<_> = workers(&given).unwrap().iter().map(|worker| worker.url().to_owned()).collect();
@@ -392,7 +455,8 @@ mod tests {
     fn refusals_say_what_is_wrong() {
         refuses("10.0.0.1:8000", "--worker \"10.0.0.1:8000\": not a URL");
         refuses("localhost:8000", "must start with http://");
-        refuses("grpc://a:1", "must start with http://");
+        refuses("grpc://a:1/x", "gRPC knows no path");
+        refuses("ftp://a:1", "must start with http://");
         refuses("http://a:8000@2", "@rank");
         refuses("http://a:8000?x=1", "neither a query");
         refuses("http://a:99999", "not a URL (invalid port number)");

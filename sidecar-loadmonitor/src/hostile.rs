@@ -1,20 +1,32 @@
 //! For tests and fuzzers only: an engine that answers anything. See `filter_core::hostile`.
 
+use std::time::Duration;
+
 use filter_core::report::{Snapshot, WorkerReport};
 
-use crate::source::{Reading, Source};
+use crate::{
+    runtime::{listed, server_info},
+    source::{Freshness, Reading, Source},
+};
 
-/// An engine's answer to either question. Whatever is read of it, the filter can read the snapshot that carries it: one
+/// An engine's answer to any question. Whatever is read of it, the filter can read the snapshot that carries it: one
 /// engine's nonsense must not cost the others their reports.
 pub fn engine(bytes: &[u8]) {
-    for source in Source::ALL {
-        let Reading::Load(load) = source.read(200, bytes) else { continue };
+    let freshness = Freshness { now: 1.8e9, most: Duration::from_secs(30) };
+    let http = [Source::V1Loads, Source::Metrics].map(|source| source.read(200, bytes, freshness));
+    for reading in http.into_iter().chain(crate::grpc::readings(bytes)) {
+        let Reading::Load(load, ranks) = reading else { continue };
+        assert!(ranks.iter().all(|rank| rank.load == rank.load.sanitized()), "{ranks:?}");
         let worker = WorkerReport { url: "http://10.0.0.1:1".to_owned(), load: Some(load), ..WorkerReport::default() };
         let snapshot = Snapshot::of(1, 1, 1000, vec![worker]);
         let read = Snapshot::parse(&snapshot.to_bytes());
         let taken = read.ok().and_then(|snapshot| snapshot.workers.first().and_then(|worker| worker.load));
-        assert_eq!(taken, Some(load.as_sent()), "{}", source.name());
+        assert_eq!(taken, Some(load.as_sent()));
     }
+    if let Some((models, _)) = listed(bytes) {
+        assert!(models.len() <= 256 && models.iter().map(String::len).sum::<usize>() <= 8 << 10);
+    }
+    server_info(bytes);
 }
 
 #[cfg(test)]
@@ -35,6 +47,13 @@ mod tests {
         ",",
         "}",
         "]}",
+        "\"timestamp\":\"2026-09-28T09:14:03+00:00\",",
+        "\"timestamp\":1790586843.37,",
+        "{\"data\":[",
+        "\"id\":\"m\",",
+        "\"owned_by\":\"vllm\",",
+        "\"model_path\":\"m\",",
+        "\"dp_size\":",
         "1",
         "-1",
         "0.5",
@@ -48,6 +67,12 @@ mod tests {
         "sglang:num_queue_reqs",
         "sglang:token_usage",
         "sglang:gen_throughput",
+        "llamacpp:requests_processing",
+        "llamacpp:kv_cache_usage_ratio",
+        "trtllm_kv_cache_utilization",
+        "nv_trt_llm_request_metrics{request_type=\"waiting\"} ",
+        "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=\"fraction\"} ",
+        "{dp_rank=\"1\",tp_rank=\"2\"} ",
         "{engine=\"0\",model_name=\"m\"} ",
         "{engine=\"1\"} ",
         " ",

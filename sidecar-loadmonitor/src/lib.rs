@@ -5,8 +5,9 @@
 //! * `discovery` finds workers, `registry` keeps them: each has a task of its own that probes and polls it.
 //! * `rounds` starts polls on a fixed schedule and has snapshots made of what is known.
 //! * `spec` is what is said of a worker, `engine` what can be asked of it, `health` what its probes make of it.
-//! * `poll` polls one worker: `resolve` finds its address, `fetch` does the HTTP, `source` reads the answers
-//!   (pure: bytes in, load out).
+//! * `poll` polls one worker: `resolve` finds its address, `http` or `grpc` asks it (`fetch` does the HTTP), `source`
+//!   reads the answers (pure: bytes in, load out). `runtime` tells engines apart, `trust` their certificates.
+//! * `check` asks an engine all that can be asked, once, and says what came of it.
 //! * `outbox` holds what one Envoy has not yet received, `push` delivers it, `backoff` paces the tries; `serve` is for
 //!   those who fetch what they want to know, `metrics` for monitoring.
 //!
@@ -14,14 +15,17 @@
 
 mod args;
 mod backoff;
+mod check;
 mod config;
 mod discovery;
 #[allow(dead_code)]
 mod engine;
 mod fetch;
+mod grpc;
 mod health;
 #[cfg(any(test, fuzzing))]
 pub mod hostile;
+mod http;
 mod layers;
 mod metrics;
 mod outbox;
@@ -30,9 +34,11 @@ mod push;
 mod registry;
 mod resolve;
 mod rounds;
+mod runtime;
 mod serve;
 mod source;
 mod spec;
+mod trust;
 
 use std::{sync::Arc, time::Duration};
 
@@ -40,10 +46,12 @@ use futures_util::StreamExt;
 use tokio::task::JoinSet;
 
 pub use args::{Args, LogFormat, LogLevel, Scheme};
+pub use check::{Check, Learned};
 pub use config::{ApiKey, Config, ConfigError, Discovery, Face, Probes, Worker};
 use discovery::{Dns, EnvoyClusters, List, Source, WorkersFile};
 pub use discovery::{DnsName, EnvoyAdmin, EnvoyCluster};
 use registry::{Paces, Registry, Rules, Stamp};
+pub use trust::Trust;
 
 /// Why [`run`] could not start.
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +77,7 @@ pub enum RunError {
 /// [`RunError`] when it cannot start.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
     let names = resolve::Names::default();
-    let client = fetch::client(&names)?;
+    let client = fetch::client(&names, &config.trust)?;
     let listener = match &config.face {
         Some(Face { listen: address }) => {
             let failed = |source| RunError::Listen { address: *address, source };
@@ -101,7 +109,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     }
 
     let sources = sources(&config.discovery, &client);
-    let asker = fetch::Asker::new(client, config.api_key.clone());
+    let asker = fetch::Asker::new(client, config.api_key.clone(), config.trust.clone());
     let stamp = Stamp::new(config.reporter.clone(), config.interval);
     let registry = Registry::new(rules(&config), paces(&config), stamp, sources.len(), asker, names);
     let _stop = Stop(Arc::clone(&registry));

@@ -1,18 +1,30 @@
 //! The `sidecar-loadmonitor` binary: arguments, logs and signals around [`sidecar_loadmonitor::run`].
 
 use std::{
-    io::{IsTerminal, stderr},
+    io::{IsTerminal, Write, stderr, stdout},
+    process::ExitCode,
     time::Duration,
 };
 
 use anyhow::Context;
-use clap::{CommandFactory, error::ErrorKind};
-use sidecar_loadmonitor::{Args, LogFormat, LogLevel, run};
+use clap::{CommandFactory, Parser, error::ErrorKind};
+use sidecar_loadmonitor::{Args, Check, LogFormat, LogLevel, run};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-fn main() -> anyhow::Result<()> {
-    let args = Args::gather(std::env::args_os()).unwrap_or_else(|error| error.exit());
+fn main() -> anyhow::Result<ExitCode> {
+    let mut arguments: Vec<_> = std::env::args_os().collect();
+    match arguments.get(1).and_then(|first| first.to_str()) {
+        Some("check") => {
+            arguments.remove(1);
+            return check(Check::parse_from(arguments));
+        }
+        Some("run") => {
+            arguments.remove(1);
+        }
+        _ => {}
+    }
+    let args = Args::gather(arguments).unwrap_or_else(|error| error.exit());
     log_at(args.log_level, args.log_format);
     let config = match args.into_config() {
         Ok(config) => config,
@@ -30,7 +42,19 @@ fn main() -> anyhow::Result<()> {
     });
     // A look-up in a name server that is away blocks its thread for longer than anybody waits for a stop.
     runtime.shutdown_timeout(Duration::from_millis(100));
-    outcome
+    outcome.map(|()| ExitCode::SUCCESS)
+}
+
+/// Asks engines once.
+fn check(check: Check) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no async runtime")?;
+    let learned = match runtime.block_on(check.run()) {
+        Ok(learned) => learned,
+        Err(error) => Check::command().error(ErrorKind::ValueValidation, error).exit(),
+    };
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    stdout().write_all(learned.text.as_bytes()).context("standard output is closed")?;
+    Ok(if learned.all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Completes at SIGTERM or SIGINT.

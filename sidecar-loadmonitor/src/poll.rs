@@ -1,16 +1,13 @@
-//! One poll of one worker, and what is remembered of it until the next.
+//! What is asked of one worker in a poll, and what is remembered of it until the next.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use filter_core::report::Load;
 use tokio::time::Instant;
 
 use crate::{
-    config::Worker,
-    engine::{Polled, Told},
-    fetch::{Asker, share},
-    resolve::{Names, Resolver},
-    source::{Reading, Source},
+    engine::{Face, Told},
+    fetch::share,
+    source::{Freshness, Reading, Source},
 };
 
 /// So long a source found absent is not asked for again. It would do no harm to ask, but fills the engine's log.
@@ -18,8 +15,7 @@ const ABSENT_FOR: Duration = Duration::from_secs(600);
 
 /// Polls one worker.
 pub(crate) struct Poller {
-    worker: Worker,
-    resolver: Resolver,
+    worker: String,
     absent: Vec<(Source, Instant)>,
     state: Option<State>,
 }
@@ -27,72 +23,84 @@ pub(crate) struct Poller {
 /// What the last poll made of the worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    Reporting(Source),
+    Reporting(&'static str),
     Silent,
 }
 
 impl Poller {
-    pub(crate) fn new(worker: Worker, names: &Names) -> Self {
-        let resolver = Resolver::new(worker.base(), names);
-        Self { worker, resolver, absent: Vec::new(), state: None }
+    pub(crate) const fn new(worker: String) -> Self {
+        Self { worker, absent: Vec::new(), state: None }
     }
 
-    /// What the worker says now; complete within `timeout`, whatever the worker does.
-    pub(crate) async fn poll(&mut self, asker: &Asker, timeout: Duration) -> Polled {
-        let deadline = Instant::now() + timeout;
-        // A slow name server must leave most of the time to the engine, whose last address is known.
-        let (address, outcome) = match self.resolver.refresh(share(deadline, 4)).await {
-            Ok(address) => (Some(address.to_string()), self.ask(asker, deadline).await),
-            Err(why) => (None, Err(why)),
-        };
-        self.note(&outcome);
-        let told = outcome.map(|(source, load)| Told { load, ranks: Vec::new(), source: source.name() });
-        Polled { address, told }
-    }
-
-    /// The first load that a source tells, or why none does.
-    async fn ask(&mut self, asker: &Asker, deadline: Instant) -> Result<(Source, Load), String> {
+    /// The first load that a source tells, or why none does; snapshots of an engine that are older than `most` are
+    /// not believed.
+    pub(crate) async fn ask(&mut self, face: &Face, deadline: Instant, most: Duration) -> Result<Told, String> {
         let now = Instant::now();
         self.absent.retain(|(_, until)| *until > now);
-        let sources: Vec<_> =
-            Source::ALL.into_iter().filter(|source| self.absent.iter().all(|(absent, _)| absent != source)).collect();
+        let sources = face.sources();
+        let freshness = Freshness { now: unix_seconds(), most };
 
-        let mut reasons = Vec::new();
+        let (mut reasons, mut in_doubt) = (Vec::new(), false);
         for (done, &source) in sources.iter().enumerate() {
+            if self.is_absent(source) {
+                continue;
+            }
             // A source that stalls leaves the next one its share.
             let until = share(deadline, sources.len() - done);
-            let reading = match asker.get(&self.worker.route(source.path()), until).await {
-                Ok(answer) => source.read(answer.status, &answer.body),
-                Err(error) => Reading::Inconclusive(error.to_string()),
-            };
-            match reading {
-                Reading::Load(load) => return Ok((source, load)),
-                Reading::Starting => return Err(format!("{} has only zeros: the engine is starting", source.name())),
-                Reading::Inconclusive(why) => reasons.push(format!("{} {why}", source.name())),
-                Reading::Absent(why) => {
+            let (source, reading) = match face.settled(source, until).await {
+                Ok(settled) if self.is_absent(settled) => continue,
+                Ok(settled) => (settled, face.ask(settled, until, freshness).await),
+                Err(why) => {
                     reasons.push(format!("{} {why}", source.name()));
+                    continue;
+                }
+            };
+            let name = source.name();
+            match reading {
+                Reading::Load(load, ranks) => return Ok(Told { load, ranks, source: name }),
+                Reading::Unknown(why) => return Err(format!("{name} {why}")),
+                Reading::Inconclusive(why) => {
+                    reasons.push(format!("{name} {why}"));
+                    in_doubt = true;
+                }
+                Reading::Absent(why) => {
+                    reasons.push(format!("{name} {why}"));
                     self.absent.push((source, now + ABSENT_FOR));
                 }
             }
         }
-        // The engine is down, and what comes up in its place may be another one.
-        self.absent.clear();
+        if in_doubt {
+            // The engine is down, and what comes up in its place may be another one.
+            self.absent.clear();
+            face.forget();
+        }
+        if reasons.is_empty() {
+            reasons.push("none of the ways to ask for its load is there".to_owned());
+        }
         Err(reasons.join("; "))
     }
 
+    fn is_absent(&self, source: Source) -> bool {
+        self.absent.iter().any(|(absent, _)| *absent == source)
+    }
+
     /// Logs a change of state, once.
-    fn note(&mut self, outcome: &Result<(Source, Load), String>) {
-        let worker = self.worker.url();
+    pub(crate) fn note(&mut self, outcome: &Result<Told, String>) {
+        let worker = self.worker.as_str();
         let state = match outcome {
-            Ok((source, _)) => State::Reporting(*source),
+            Ok(told) => State::Reporting(told.source),
             Err(_) => State::Silent,
         };
         let changed = self.state.replace(state) != Some(state);
         match outcome {
-            Ok((source, _)) if changed => tracing::info!(worker, source = source.name(), "worker reports"),
-            Ok((source, load)) => tracing::trace!(worker, source = source.name(), ?load, "polled"),
+            Ok(told) if changed => tracing::info!(worker, source = told.source, "worker reports"),
+            Ok(told) => tracing::trace!(worker, source = told.source, load = ?told.load, "polled"),
             Err(reason) if changed => tracing::warn!(worker, reason, "worker does not report"),
             Err(reason) => tracing::debug!(worker, reason, "worker still does not report"),
         }
     }
+}
+
+fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

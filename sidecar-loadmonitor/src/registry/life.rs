@@ -20,7 +20,7 @@ const AGAIN_AFTER_SUCCESS: Duration = Duration::from_millis(100);
 /// After a failure a worker that is not ready is probed again so soon, if its interval is not shorter.
 const AGAIN_AFTER_FAILURE: Duration = Duration::from_secs(3);
 /// A worker is asked so often what it is: adapters come and go.
-const IDENTIFY_EVERY: Duration = Duration::from_secs(300);
+const IDENTIFY_EVERY: Duration = Duration::from_secs(60);
 /// All workers begin a round within so long a time, or a tenth of the interval.
 const MAX_SPREAD: Duration = Duration::from_millis(100);
 
@@ -29,7 +29,8 @@ const MAX_SPREAD: Duration = Duration::from_millis(100);
 /// The registry owns the task, which must not keep the registry.
 pub(super) async fn live(registry: Weak<Registry>, start: Start) {
     let Some(registry) = registry.upgrade() else { return };
-    let engine = Engine::new(Arc::clone(&start.spec), start.worker.clone(), registry.asker.clone(), &registry.names);
+    let engine = Engine::new(Arc::clone(&start.spec), start.worker.clone(), registry.asker.clone(), &registry.names)
+        .every(registry.paces.interval);
     let own = |seconds: Option<u64>, common: Duration| seconds.map_or(common, Duration::from_secs);
     let worker = One {
         probe_interval: own(start.spec.health.check_interval_secs, registry.paces.probe_interval),

@@ -1,73 +1,66 @@
-//! `GET /v1/loads`: SGLang's JSON in its current and its older shape (the latter has `aggregate` and
-//! `dp_rank_count`, which nothing here needs). Unknown members are ignored.
+//! SGLang's JSON in its current and its older shape (the latter has `aggregate` and `dp_rank_count`, which nothing
+//! here needs). Unknown members are ignored.
 
-use filter_core::report::Load;
 use serde_json::Value;
 
-use super::Reading;
+use super::{Freshness, Rank, Reading, together};
 
 /// The reading of a 200 answer.
-pub(super) fn read(body: &[u8]) -> Reading {
-    let Some(ranks) = parse(body).as_ref().and_then(ranks) else {
-        return Reading::Absent("answered something else than load reports".into());
+pub(super) fn read(body: &[u8], freshness: Freshness) -> Reading {
+    let document = parse(body);
+    let Some(entries) = document.as_ref().and_then(entries) else {
+        return Reading::Inconclusive("answered something else than load reports".into());
     };
-    if ranks.is_empty() {
-        return Reading::Inconclusive("reported no rank".into());
-    }
-    if ranks.iter().all(Rank::is_blank) { Reading::Starting } else { Reading::Load(aggregate(&ranks)) }
-}
-
-/// One data-parallel rank.
-#[derive(Debug, Clone, Copy, Default)]
-struct Rank {
-    load: Load,
-    /// KV capacity in tokens.
-    capacity: f64,
-}
-
-impl Rank {
-    fn of(entry: &Value) -> Self {
-        // A number that is missing, null, negative or no number at all counts as 0; the rest of the rank stands.
-        let number = |name| {
-            entry.get(name).and_then(Value::as_f64).filter(|number| number.is_finite()).unwrap_or_default().max(0.0)
-        };
-        Self {
-            load: Load {
-                queued_tokens: number("num_waiting_uncached_tokens"),
-                waiting: number("num_waiting_reqs"),
-                running: number("num_running_reqs"),
-                kv_usage: number("token_usage").min(1.0),
-                throughput: number("gen_throughput"),
-            },
-            capacity: number("max_total_num_tokens"),
+    let reading = together(entries.iter().map(rank).collect());
+    match (&reading, document.as_ref().and_then(|document| oldest(document, entries, freshness))) {
+        // The engine's HTTP server answers from memory even when its scheduler hangs.
+        (Reading::Load(..), Some(age)) if age > freshness.most.as_secs_f64() => {
+            Reading::Unknown(format!("was last written by the engine's scheduler {age:.0} s ago"))
         }
-    }
-
-    /// Whether this is what SGLang publishes before its first forward pass: zeros, the capacity included.
-    fn is_blank(&self) -> bool {
-        self.capacity == 0.0 && self.load == Load::default()
+        _ => reading,
     }
 }
 
-/// Queue, requests and throughput are sums over the ranks, KV usage is their mean.
-fn aggregate(ranks: &[Rank]) -> Load {
-    let sum = |field: fn(&Load) -> f64| ranks.iter().map(|rank| field(&rank.load)).sum::<f64>();
-    #[expect(clippy::cast_precision_loss, reason = "a body of 1 MiB holds few ranks")]
-    let count = ranks.len().max(1) as f64;
-    Load {
-        queued_tokens: sum(|load| load.queued_tokens),
-        waiting: sum(|load| load.waiting),
-        running: sum(|load| load.running),
-        kv_usage: sum(|load| load.kv_usage) / count,
-        throughput: sum(|load| load.throughput),
+fn rank(entry: &Value) -> Rank {
+    let number = |name| number(entry, name);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is a small whole number")]
+    let dp_rank = number("dp_rank").filter(|rank| rank.fract() == 0.0 && *rank < 65_536.0).map(|rank| rank as u32);
+    Rank {
+        dp_rank,
+        queued_tokens: number("num_waiting_uncached_tokens"),
+        waiting: number("num_waiting_reqs"),
+        running: number("num_running_reqs"),
+        kv_usage: number("token_usage").map(|usage| usage.min(1.0)),
+        throughput: number("gen_throughput"),
+        cache_hit_rate: number("cache_hit_rate"),
+        capacity: number("max_total_num_tokens"),
     }
-    .sanitized()
 }
 
-/// The ranks of a document that fits the schema: an object whose `loads` is an array of objects.
-fn ranks(document: &Value) -> Option<Vec<Rank>> {
-    let entries = document.get("loads")?.as_array()?;
-    entries.iter().map(|entry| entry.is_object().then(|| Rank::of(entry))).collect()
+/// A number that is missing, null, negative or no number at all says nothing; the rest of the rank stands.
+fn number(entry: &Value, name: &str) -> Option<f64> {
+    entry.get(name).and_then(Value::as_f64).filter(|number| number.is_finite() && *number >= 0.0)
+}
+
+/// The entries of a document that fits the schema: an object whose `loads` is an array of objects.
+fn entries(document: &Value) -> Option<&Vec<Value>> {
+    document.get("loads")?.as_array().filter(|entries| entries.iter().all(Value::is_object))
+}
+
+/// Age in seconds of the oldest rank's snapshot, where ranks say when they made them. What counts is the engine's own
+/// clock, if the answer tells it: it may differ from ours.
+fn oldest(document: &Value, entries: &[Value], freshness: Freshness) -> Option<f64> {
+    let answered = document.get("timestamp").and_then(Value::as_str).and_then(unix_seconds);
+    let now = answered.unwrap_or(freshness.now);
+    // Anything below is no time since 1970 but since the engine's start.
+    let made = entries.iter().filter_map(|entry| number(entry, "timestamp")).filter(|made| *made > 1e9);
+    made.map(|made| now - made).reduce(f64::max)
+}
+
+/// The Unix time of an ISO 8601 time.
+fn unix_seconds(text: &str) -> Option<f64> {
+    let time: jiff::Timestamp = text.parse().ok()?;
+    Some(time.as_duration().as_secs_f64())
 }
 
 fn parse(body: &[u8]) -> Option<Value> {
@@ -98,11 +91,20 @@ fn without_nan(body: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use filter_core::report::Load;
+
     use super::*;
+    use crate::{engine::RankLoad, source::tests::FRESH};
+
+    fn read(body: &[u8]) -> Reading {
+        super::read(body, FRESH)
+    }
 
     #[track_caller]
     fn check(body: &str, expected: Load) {
-        let Reading::Load(load) = read(body.as_bytes()) else { panic!("{:?}", read(body.as_bytes())) };
+        let Reading::Load(load, _) = read(body.as_bytes()) else { panic!("{:?}", read(body.as_bytes())) };
         let close = |a: f64, b: f64| (a - b).abs() < 1e-9;
         assert!(
             close(load.queued_tokens, expected.queued_tokens)
@@ -156,7 +158,7 @@ mod tests {
             r#"{"loads":[{"dp_rank":0,"max_total_num_tokens":0,"num_running_reqs":0,"token_usage":0.0}]}"#,
             r#"{"loads":[{"dp_rank":0},{"dp_rank":1}]}"#,
         ] {
-            assert_eq!(read(body.as_bytes()), Reading::Starting, "{body}");
+            assert!(matches!(read(body.as_bytes()), Reading::Unknown(_)), "{body}");
         }
     }
 
@@ -187,8 +189,44 @@ mod tests {
     fn anything_else_is_not_the_schema() {
         let deep = "[".repeat(100_000);
         for body in ["", "[]", "{}", "null", "hello", r#"{"loads":{}}"#, r#"{"loads":[1]}"#, r#"{"loads":["#, &deep] {
-            assert!(matches!(read(body.as_bytes()), Reading::Absent(_)), "{:.40}", body);
+            assert!(matches!(read(body.as_bytes()), Reading::Inconclusive(_)), "{:.40}", body);
         }
-        assert!(matches!(read(b"\xff\xfe\x00"), Reading::Absent(_)));
+        assert!(matches!(read(b"\xff\xfe\x00"), Reading::Inconclusive(_)));
+    }
+
+    #[test]
+    fn each_rank_is_kept_and_counts_once() {
+        let body = br#"{"loads":[{"dp_rank":1,"num_waiting_reqs":9,"max_total_num_tokens":9},
+            {"dp_rank":3,"num_running_reqs":2.0,"token_usage":0.5,"cache_hit_rate":0.25},
+            {"dp_rank":1,"num_waiting_reqs":4,"token_usage":null,"max_total_num_tokens":9},
+            {"dp_rank":7,"max_total_num_tokens":0}]}"#;
+        let Reading::Load(load, ranks) = read(body) else { panic!("{:?}", read(body)) };
+        assert_eq!(load, Load { waiting: 4.0, running: 2.0, kv_usage: 0.5, ..Load::default() });
+        let rank = |dp_rank, load, cache_hit_rate| RankLoad { dp_rank, load, cache_hit_rate };
+        let expected = [
+            rank(1, Load { waiting: 4.0, ..Load::default() }, None),
+            rank(3, Load { running: 2.0, kv_usage: 0.5, ..Load::default() }, Some(0.25)),
+        ];
+        assert_eq!(ranks, expected);
+    }
+
+    #[test]
+    fn what_a_scheduler_wrote_long_ago_is_unknown() {
+        let body = |answered: &str, made: f64| {
+            format!(r#"{{{answered}"loads":[{{"timestamp":{made},"num_running_reqs":1}},{{"num_running_reqs":1}}]}}"#)
+        };
+        let stale = |answered: &str, made: f64, most: u64| {
+            let freshness = Freshness { most: Duration::from_secs(most), ..FRESH };
+            matches!(super::read(body(answered, made).as_bytes(), freshness), Reading::Unknown(_))
+        };
+        assert!(stale("", FRESH.now - 31.0, 30));
+        assert!(!stale("", FRESH.now - 29.0, 30));
+        // The engine's clock is years behind ours, and it does not matter.
+        let answered = r#""timestamp":"2020-09-13T12:26:40.500000+00:00","#;
+        assert!(!stale(answered, 1_600_000_000.0 - 2.0, 3));
+        assert!(stale(answered, 1_600_000_000.0 - 3.0, 3));
+        // Seconds since the engine's start, and a clock that runs ahead.
+        assert!(!stale("", 88_123.5, 3));
+        assert!(!stale("", FRESH.now + 100.0, 3));
     }
 }

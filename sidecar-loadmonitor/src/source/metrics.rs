@@ -1,41 +1,99 @@
-//! `GET /metrics`: the gauges of vLLM and SGLang in Prometheus text.
+//! The gauges of engines in Prometheus text.
 //!
-//! Requests are sums over the series of a name, KV usage and throughput their means. Without a KV gauge there is no
-//! report: an engine told not to keep statistics serves the page all the same.
+//! Requests are sums over the data-parallel ranks, KV usage and throughput their means. Without the gauge that tells an
+//! engine by there is no report: one that is told not to keep statistics serves the page all the same.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use filter_core::report::Load;
 
-use super::Reading;
+use super::{
+    Reading,
+    prometheus::{Label, Sample, samples},
+    ranks::mean,
+};
+use crate::engine::RankLoad;
 
-/// The names one kind of engine uses.
+/// A gauge: a name, and a label that tells it from others of that name.
+struct Gauge(&'static str, Option<Label<'static>>);
+
+/// The gauges of one kind of engine.
 struct Family {
-    /// KV usage; the first one that the page has. It is what tells the families apart.
-    kv_usage: &'static [&'static str],
-    waiting: &'static str,
-    running: &'static str,
-    throughput: Option<&'static str>,
+    /// The engine serves this page if it has any of these.
+    told_by: &'static [Gauge],
+    /// KV usage; the first one that the page has.
+    kv_usage: &'static [Gauge],
+    waiting: Gauge,
+    running: Gauge,
+    throughput: Option<Gauge>,
+    cache_hit_rate: Option<Gauge>,
+    /// The label that tells data-parallel ranks apart.
+    rank: &'static str,
 }
 
-const FAMILIES: [Family; 3] = [
+const fn plain(name: &'static str) -> Gauge {
+    Gauge(name, None)
+}
+
+const VLLM_KV: &[Gauge] = &[plain("vllm:gpu_cache_usage_perc"), plain("vllm:kv_cache_usage_perc")];
+const TRTLLM_KV: &[Gauge] = &[plain("trtllm_kv_cache_utilization")];
+const TRITON_KV: &[Gauge] = &[Gauge("nv_trt_llm_kv_cache_block_metrics", Some(("kv_cache_block_type", "fraction")))];
+
+const FAMILIES: [Family; 6] = [
     Family {
-        kv_usage: &["vllm:gpu_cache_usage_perc", "vllm:kv_cache_usage_perc"],
-        waiting: "vllm:num_requests_waiting",
-        running: "vllm:num_requests_running",
+        told_by: VLLM_KV,
+        kv_usage: VLLM_KV,
+        waiting: plain("vllm:num_requests_waiting"),
+        running: plain("vllm:num_requests_running"),
         throughput: None,
+        cache_hit_rate: Some(plain("vllm:gpu_prefix_cache_hit_rate")),
+        rank: "engine",
     },
     Family {
-        kv_usage: &["sglang:token_usage"],
-        waiting: "sglang:num_queue_reqs",
-        running: "sglang:num_running_reqs",
-        throughput: Some("sglang:gen_throughput"),
+        told_by: &[plain("sglang:token_usage")],
+        kv_usage: &[plain("sglang:token_usage")],
+        waiting: plain("sglang:num_queue_reqs"),
+        running: plain("sglang:num_running_reqs"),
+        throughput: Some(plain("sglang:gen_throughput")),
+        cache_hit_rate: Some(plain("sglang:cache_hit_rate")),
+        rank: "dp_rank",
     },
     Family {
-        kv_usage: &["sglang_token_usage"],
-        waiting: "sglang_num_queue_reqs",
-        running: "sglang_num_running_reqs",
-        throughput: Some("sglang_gen_throughput"),
+        told_by: &[plain("sglang_token_usage")],
+        kv_usage: &[plain("sglang_token_usage")],
+        waiting: plain("sglang_num_queue_reqs"),
+        running: plain("sglang_num_running_reqs"),
+        throughput: Some(plain("sglang_gen_throughput")),
+        cache_hit_rate: Some(plain("sglang_cache_hit_rate")),
+        rank: "dp_rank",
+    },
+    Family {
+        told_by: TRTLLM_KV,
+        kv_usage: TRTLLM_KV,
+        waiting: plain("trtllm_num_requests_waiting"),
+        running: plain("trtllm_num_requests_running"),
+        throughput: None,
+        cache_hit_rate: Some(plain("trtllm_kv_cache_hit_rate")),
+        rank: "dp_rank",
+    },
+    Family {
+        told_by: TRITON_KV,
+        kv_usage: TRITON_KV,
+        waiting: Gauge("nv_trt_llm_request_metrics", Some(("request_type", "waiting"))),
+        running: Gauge("nv_trt_llm_request_metrics", Some(("request_type", "scheduled"))),
+        throughput: None,
+        cache_hit_rate: None,
+        rank: "dp_rank",
+    },
+    // Today's builds have no KV gauge. Their counts are those of this moment: zeros do mean idle.
+    Family {
+        told_by: &[plain("llamacpp:requests_processing")],
+        kv_usage: &[plain("llamacpp:kv_cache_usage_ratio")],
+        waiting: plain("llamacpp:requests_deferred"),
+        running: plain("llamacpp:requests_processing"),
+        throughput: Some(plain("llamacpp:predicted_tokens_seconds")),
+        cache_hit_rate: None,
+        rank: "dp_rank",
     },
 ];
 
@@ -43,59 +101,80 @@ const FAMILIES: [Family; 3] = [
 const REPLICA_LABELS: [&str; 3] = ["tp_rank", "pp_rank", "moe_ep_rank"];
 
 /// The reading of a 200 answer.
-pub(super) fn read(body: &[u8]) -> Reading {
-    let text = String::from_utf8_lossy(body);
-    let page = Page::parse(&text);
-    match FAMILIES.iter().find_map(|family| page.load(family)) {
-        Some(load) => Reading::Load(load.sanitized()),
-        None => Reading::Inconclusive("has no KV usage gauge of vLLM or SGLang".into()),
+pub(super) fn read(text: &str) -> Reading {
+    let page = Page::parse(text);
+    match FAMILIES.iter().find(|family| family.told_by.iter().any(|gauge| page.has(gauge))) {
+        Some(family) => page.load(family),
+        None => Reading::Inconclusive("has no KV usage gauge that is known".into()),
     }
 }
 
-/// The values of every name we know, one per distinct series.
-#[derive(Default)]
-struct Page<'a> {
-    series: HashMap<&'a str, BTreeMap<Vec<Label<'a>>, f64>>,
+/// Whether a page has TensorRT-LLM's names.
+pub(super) fn is_trtllm(text: &str) -> bool {
+    samples(text, |name| name.starts_with("trtllm_")).next().is_some()
 }
 
-type Label<'a> = (&'a str, &'a str);
+/// The samples of every name we know, one per distinct series.
+#[derive(Default)]
+struct Page<'a>(BTreeMap<(&'a str, Vec<Label<'a>>), Sample<'a>>);
 
 impl<'a> Page<'a> {
     fn parse(text: &'a str) -> Self {
         let mut page = Self::default();
-        for line in text.lines().map(str::trim_start) {
-            let name = line.split(['{', ' ', '\t']).next().unwrap_or_default();
-            if !is_known(name) {
-                continue;
-            }
-            let Some((labels, value)) = line.get(name.len()..).and_then(sample) else { continue };
-            // NaN, infinite and negative values say nothing.
-            if value.is_finite() && value >= 0.0 {
-                page.series.entry(name).or_default().entry(labels).or_insert(value);
-            }
+        for sample in samples(text, is_known) {
+            let of_replica = |(label, _): &Label<'_>| REPLICA_LABELS.contains(label);
+            let mut labels: Vec<_> = sample.labels.iter().filter(|label| !of_replica(label)).copied().collect();
+            labels.sort_unstable();
+            page.0.entry((sample.name, labels)).or_insert(sample);
         }
         page
     }
 
-    fn load(&self, family: &Family) -> Option<Load> {
-        let kv_usage = family.kv_usage.iter().find_map(|name| self.mean(name, as_share))?;
-        Some(Load {
+    fn load(&self, family: &Family) -> Reading {
+        let kv_usage = family.kv_usage.iter().find(|gauge| self.has(gauge));
+        let sum = |gauge: &Gauge, rank| self.of_rank(gauge, family, rank).sum::<f64>();
+        let average = |gauge: &Gauge, rank| mean(self.of_rank(gauge, family, rank));
+        let shares =
+            |gauge: Option<&Gauge>, rank| gauge.and_then(|gauge| mean(self.of_rank(gauge, family, rank).map(as_share)));
+        let load = |rank| Load {
             queued_tokens: 0.0,
-            waiting: self.values(family.waiting).sum(),
-            running: self.values(family.running).sum(),
-            kv_usage,
-            throughput: family.throughput.and_then(|name| self.mean(name, |value| value)).unwrap_or_default(),
-        })
+            waiting: sum(&family.waiting, rank),
+            running: sum(&family.running, rank),
+            kv_usage: shares(kv_usage, rank).unwrap_or_default(),
+            throughput: family.throughput.as_ref().and_then(|gauge| average(gauge, rank)).unwrap_or_default(),
+        };
+        let told = family.told_by.iter().flat_map(|gauge| self.of(gauge));
+        let mut ranks: Vec<u32> = told.filter_map(|sample| rank_of(sample, family)).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        let of_rank = |dp_rank| RankLoad {
+            dp_rank,
+            load: load(Some(dp_rank)).sanitized(),
+            cache_hit_rate: shares(family.cache_hit_rate.as_ref(), Some(dp_rank)),
+        };
+        Reading::Load(load(None).sanitized(), ranks.into_iter().map(of_rank).collect())
     }
 
-    fn values(&self, name: &str) -> impl Iterator<Item = f64> {
-        self.series.get(name).into_iter().flat_map(|series| series.values().copied())
+    fn has(&self, gauge: &Gauge) -> bool {
+        self.of(gauge).next().is_some()
     }
 
-    fn mean(&self, name: &str, each: fn(f64) -> f64) -> Option<f64> {
-        let (sum, count) = self.values(name).fold((0.0, 0.0), |(sum, count), value| (sum + each(value), count + 1.0));
-        (count > 0.0).then(|| sum / count)
+    fn of(&self, gauge: &Gauge) -> impl Iterator<Item = &Sample<'a>> {
+        let Gauge(name, label) = gauge;
+        let all = self.0.values().filter(move |sample| sample.name == *name);
+        all.filter(move |sample| label.is_none_or(|(label, value)| sample.label(label) == Some(value)))
     }
+
+    /// The values of one rank, or of all.
+    fn of_rank(&self, gauge: &Gauge, family: &Family, rank: Option<u32>) -> impl Iterator<Item = f64> {
+        let of_rank = move |sample: &&Sample<'a>| rank.is_none() || rank_of(sample, family) == rank;
+        self.of(gauge).filter(of_rank).map(|sample| sample.value)
+    }
+}
+
+/// The rank of a sample; 0 where the engine has only one and says nothing of it.
+fn rank_of(sample: &Sample<'_>, family: &Family) -> Option<u32> {
+    sample.label(family.rank).map_or(Some(0), |rank| rank.parse().ok())
 }
 
 /// KV usage as a share. All these gauges are shares in spite of "perc" in their names; a build that really publishes
@@ -106,46 +185,9 @@ fn as_share(value: f64) -> f64 {
 
 fn is_known(name: &str) -> bool {
     FAMILIES.iter().any(|family| {
-        family.kv_usage.contains(&name)
-            || family.waiting == name
-            || family.running == name
-            || family.throughput == Some(name)
-    })
-}
-
-/// Labels, sorted and without [`REPLICA_LABELS`], and value of what follows the name on a line. A timestamp or an
-/// exemplar after the value is ignored.
-fn sample(after_name: &str) -> Option<(Vec<Label<'_>>, f64)> {
-    let mut labels = Vec::new();
-    let mut rest = after_name.trim_start();
-    if let Some(list) = rest.strip_prefix('{') {
-        rest = list.trim_start();
-        loop {
-            if let Some(after) = rest.strip_prefix('}') {
-                rest = after;
-                break;
-            }
-            let (label, after) = rest.split_once('=')?;
-            let quoted = after.trim_start().strip_prefix('"')?;
-            let (value, after) = quoted.split_at_checked(closing_quote(quoted)?)?;
-            if !REPLICA_LABELS.contains(&label.trim()) {
-                labels.push((label.trim(), value));
-            }
-            rest = after.strip_prefix('"')?.trim_start();
-            rest = rest.strip_prefix(',').unwrap_or(rest).trim_start();
-        }
-    }
-    labels.sort_unstable();
-    Some((labels, rest.split_ascii_whitespace().next()?.parse().ok()?))
-}
-
-/// Where the first quote stands that no backslash protects.
-fn closing_quote(text: &str) -> Option<usize> {
-    let mut escaped = false;
-    text.bytes().position(|byte| {
-        let closes = byte == b'"' && !escaped;
-        escaped = byte == b'\\' && !escaped;
-        closes
+        let optional = family.throughput.iter().chain(&family.cache_hit_rate);
+        let all = family.told_by.iter().chain(family.kv_usage).chain([&family.waiting, &family.running]);
+        all.chain(optional).any(|Gauge(known, _)| *known == name)
     })
 }
 
@@ -155,7 +197,7 @@ mod tests {
 
     #[track_caller]
     fn check(page: &str, expected: Load) {
-        let Reading::Load(load) = read(page.as_bytes()) else { panic!("{:?}", read(page.as_bytes())) };
+        let Reading::Load(load, _) = read(page) else { panic!("{:?}", read(page)) };
         assert!((load.kv_usage - expected.kv_usage).abs() < 1e-9, "{load:?} is not {expected:?}");
         assert_eq!(Load { kv_usage: expected.kv_usage, ..load }, expected);
     }
@@ -211,16 +253,6 @@ vllm:cache_config_info{block_size="16",num_gpu_blocks="28000",engine="0"} 1.0
     }
 
     #[test]
-    fn escapes_braces_timestamps_exemplars_and_spaces_are_understood() {
-        let page = concat!(
-            "vllm:num_requests_waiting{model_name=\"a\\\"}b, c=\\\\\"} 3 1790586843000\r\n",
-            "  vllm:num_requests_running { engine = \"0\" , } 4 # {trace_id=\"x\"} 9 1.0\n",
-            "vllm:kv_cache_usage_perc 2.5e-1"
-        );
-        check(page, Load { waiting: 3.0, running: 4.0, kv_usage: 0.25, ..Load::default() });
-    }
-
-    #[test]
     fn values_that_cannot_be_true_are_left_out() {
         let page = "vllm:num_requests_waiting{a=\"1\"} NaN\nvllm:num_requests_waiting{a=\"2\"} -4\n\
                     vllm:num_requests_waiting{a=\"3\"} 2\nvllm:num_requests_running +Inf\n\
@@ -236,10 +268,51 @@ vllm:cache_config_info{block_size="16",num_gpu_blocks="28000",engine="0"} 1.0
             "vllm:kv_cache_usage_perc NaN\n",
             "vllm:kv_cache_usage_perc{broken=\"0.5\n",
             "# vllm:kv_cache_usage_perc 0.5\n",
-            "[{\"iter\":812,\"numActiveRequests\":9}]",
         ] {
-            assert!(matches!(read(page.as_bytes()), Reading::Inconclusive(_)), "{page}");
+            assert!(matches!(read(page), Reading::Inconclusive(_)), "{page}");
         }
-        assert!(matches!(read(b"\xff\xfe\x00"), Reading::Inconclusive(_)));
+    }
+
+    #[test]
+    fn ranks_are_told_apart() {
+        let Reading::Load(_, ranks) = read(VLLM) else { panic!() };
+        let rank = |dp_rank, waiting, running, kv_usage| RankLoad {
+            dp_rank,
+            load: Load { waiting, running, kv_usage, ..Load::default() },
+            cache_hit_rate: None,
+        };
+        assert_eq!(ranks, [rank(0, 1.0, 5.0, 0.3), rank(1, 0.0, 2.0, 0.1)]);
+    }
+
+    #[test]
+    fn llama_cpp_has_no_labels_and_may_have_no_kv_gauge() {
+        let page = "llamacpp:requests_processing 4\nllamacpp:requests_deferred 11\n\
+                    llamacpp:n_busy_slots_per_decode 3.62\nllamacpp:predicted_tokens_seconds nan\n";
+        check(page, Load { waiting: 11.0, running: 4.0, ..Load::default() });
+        let older = page.replace("nan", "63.5") + "llamacpp:kv_cache_usage_ratio 0.25\n";
+        check(&older, Load { waiting: 11.0, running: 4.0, kv_usage: 0.25, throughput: 63.5, ..Load::default() });
+        check(&page.replace(" 4", " 0").replace(" 11", " 0"), Load::default());
+    }
+
+    #[test]
+    fn tensorrt_llm_by_itself_and_in_triton() {
+        let labels = r#"{model_name="m",engine_type="undefined"}"#;
+        let page = format!(
+            "trtllm_num_requests_running{labels} 9.0\ntrtllm_num_requests_waiting{labels} 2.0\n\
+             trtllm_kv_cache_utilization{labels} 0.27\ntrtllm_kv_cache_hit_rate{labels} 0.41\n"
+        );
+        check(&page, Load { waiting: 2.0, running: 9.0, kv_usage: 0.27, ..Load::default() });
+        let Reading::Load(_, ranks) = read(&page) else { panic!() };
+        assert_eq!(ranks[0].cache_hit_rate, Some(0.41));
+        assert!(is_trtllm(&page) && !is_trtllm(VLLM));
+
+        let page = r#"nv_trt_llm_request_metrics{model="m",request_type="waiting",version="1"} 3
+nv_trt_llm_request_metrics{model="m",request_type="scheduled",version="1"} 7
+nv_trt_llm_request_metrics{model="m",request_type="max",version="1"} 512
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction",model="m",version="1"} 0.5
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per",model="m",version="1"} 64
+"#;
+        check(page, Load { waiting: 3.0, running: 7.0, kv_usage: 0.5, ..Load::default() });
+        assert!(matches!(read(&page.replace("fraction", "used")), Reading::Inconclusive(_)));
     }
 }

@@ -1,6 +1,6 @@
 //! The binary: its exit, its signals, its log.
 
-use std::{process::Stdio, time::Duration};
+use std::time::Duration;
 
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, BufReader},
@@ -8,13 +8,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::fakes::{Ingest, PATIENCE, Route, dead_port, engine, healthy, loads, push_url, serve_raw};
-
-fn binary(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sidecar-loadmonitor"));
-    command.env_clear().args(arguments).stderr(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
-    command
-}
+use crate::fakes::{Ingest, PATIENCE, Route, binary, dead_port, engine, healthy, loads, push_url, serve_raw};
 
 async fn signal(child: &Child, name: &str) {
     let command = format!("kill -{name} {}", child.id().unwrap());
@@ -161,6 +155,7 @@ async fn help_names_every_flag_with_its_variable() {
         ("--timeout", "POLL_TIMEOUT"),
         ("--api-key", "API_KEY"),
         ("--api-key-file", "API_KEY_FILE"),
+        ("--ca-file", "CA_FILE"),
         ("--log-level", "LOG_LEVEL"),
     ] {
         assert!(text.contains(flag) && text.contains(variable), "{flag} {variable}: {text}");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use filter_core::report::{Health, Scope, Snapshot};
+use filter_core::report::{Health, Scope, Snapshot, WorkerReport};
 use reqwest::{Client, Response, StatusCode};
 use tokio::time::{sleep, timeout};
 
@@ -168,11 +168,13 @@ async fn monitoring_sees_engines_polls_and_readers() {
     let workers = format!("{up},{down}");
     let served = served(&["--worker", &workers, "--load-monitor-interval", "0.1"]).await;
     served.follow(None, |snapshot| snapshot.scope == Scope::Full && snapshot.workers.len() == 2).await;
-    served.follow(None, |snapshot| snapshot.workers.iter().any(|worker| worker.load.is_some())).await;
+    let known =
+        |worker: &WorkerReport| worker.load.is_some() && worker.info.as_ref().is_some_and(|info| info.models == ["m"]);
+    served.follow(None, |snapshot| snapshot.workers.iter().any(known)).await;
     let page = served.get("/metrics").await.text().await.unwrap();
     let has = |line: &str| assert!(page.lines().any(|one| one.starts_with(line)), "no {line} in\n{page}");
-    has(&format!("smg_engine_waiting_requests{{worker=\"{up}\",model=\"unknown\",dp_rank=\"0\"}} 4"));
-    has(&format!("smg_engine_token_usage{{worker=\"{up}\",model=\"unknown\",dp_rank=\"0\"}} 0.5"));
+    has(&format!("smg_engine_waiting_requests{{worker=\"{up}\",model=\"m\",dp_rank=\"0\"}} 4"));
+    has(&format!("smg_engine_token_usage{{worker=\"{up}\",model=\"m\",dp_rank=\"0\"}} 0.5"));
     has(&format!("smg_engine_waiting_requests{{worker=\"{down}\",model=\"unknown\",dp_rank=\"0\"}} -1"));
     has(&format!("smg_loadmonitor_polls_total{{worker=\"{up}\",outcome=\"ok\"}} "));
     has(&format!("smg_loadmonitor_poll_seconds_total{{worker=\"{up}\"}} "));

@@ -2,6 +2,7 @@
 
 use std::{
     net::SocketAddr,
+    process::Stdio,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -17,6 +18,7 @@ use filter_core::report::{Load, Snapshot, WorkerReport};
 use sidecar_loadmonitor::{Args, Config, run};
 use tokio::{
     net::{TcpListener, TcpStream},
+    process::Command,
     task::AbortHandle,
 };
 
@@ -98,7 +100,7 @@ impl Route {
     }
 }
 
-/// An engine with the two routes that the sidecar may ask for its load.
+/// An engine with the two routes that the sidecar may ask for its load, and one that says whose it is.
 pub(crate) async fn engine(loads: &Route, metrics: &Route) -> SocketAddr {
     engine_with(&Route::new(200, ""), loads, metrics).await
 }
@@ -109,7 +111,8 @@ pub(crate) async fn engine_with(health: &Route, loads: &Route, metrics: &Route) 
     let router = Router::new()
         .route("/health", get(move || async move { health.answer() }))
         .route("/v1/loads", get(move || async move { loads.answer() }))
-        .route("/metrics", get(move || async move { metrics.answer() }));
+        .route("/metrics", get(move || async move { metrics.answer() }))
+        .route("/v1/models", get(|| async { r#"{"data":[{"id":"m","owned_by":"vllm"}]}"# }));
     serve(router).await
 }
 
@@ -246,4 +249,11 @@ pub(crate) async fn eventually<T>(what: &str, probe: impl Fn() -> Option<T>) -> 
         }
     };
     tokio::time::timeout(PATIENCE, asked).await.unwrap_or_else(|_| panic!("waited in vain for {what}"))
+}
+
+/// The binary with these arguments and no environment.
+pub(crate) fn binary(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sidecar-loadmonitor"));
+    command.env_clear().args(arguments).stderr(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+    command
 }

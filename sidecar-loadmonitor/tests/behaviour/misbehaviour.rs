@@ -19,7 +19,7 @@ use crate::fakes::{Ingest, PATIENCE, dead_port, healthy, load, serve, serve_raw,
 
 /// A sidecar with a healthy worker and `bad`: the healthy one reports, `bad` is named without a load. Returns the
 /// listener for more.
-async fn spares_the_others(bad: &str) -> Ingest {
+pub(crate) async fn spares_the_others(bad: &str) -> Ingest {
     let (ingest, push) = Ingest::start().await;
     let good = format!("http://{}", healthy(3).await);
     let _sidecar = sidecar(&["--worker", bad, "--worker", &good, "--push-url", &push, "--load-monitor-interval", "2"]);

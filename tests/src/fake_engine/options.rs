@@ -76,6 +76,9 @@ impl Runtime {
     }
 }
 
+/// What it serves if nobody says anything else; the short one is what tests ask for.
+const MODELS: [&str; 2] = ["fake-model", "m"];
+
 /// Options of one fake engine; the flags of the `fake-engine` binary.
 #[derive(Clone, Debug, clap::Args)]
 pub struct EngineOptions {
@@ -88,7 +91,7 @@ pub struct EngineOptions {
     pub port: u16,
 
     /// Model ids that `/v1/models` lists; the first answers requests that name no model.
-    #[arg(long = "model", default_values_t = ["fake-model".to_owned()])]
+    #[arg(long = "model", default_values_t = MODELS.map(str::to_owned))]
     pub models: Vec<String>,
 
     /// Refuse a model that is missing or not listed (404) instead of serving it.
@@ -175,7 +178,7 @@ impl EngineOptions {
         self.block_tokens = self.block_tokens.max(1);
         self.bytes_per_token = self.bytes_per_token.max(1);
         if self.models.is_empty() {
-            self.models.push("fake-model".to_owned());
+            self.models.extend(MODELS.map(str::to_owned));
         }
         if self.time_scale.is_nan() || self.time_scale <= 0.0 {
             self.time_scale = 1.0;
@@ -208,7 +211,7 @@ impl Default for EngineOptions {
         Self {
             name: None,
             port: 0,
-            models: vec!["fake-model".to_owned()],
+            models: MODELS.map(str::to_owned).to_vec(),
             strict_models: false,
             runtime: Runtime::Both,
             dp_ranks: 1,

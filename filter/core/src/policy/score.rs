@@ -61,6 +61,12 @@ pub fn lowest(set: &[usize], scores: &[f64], rng: &mut dyn RngCore) -> Option<(u
     best
 }
 
+/// The score in seconds of a worker that reports `load` and was sent nothing since.
+#[must_use]
+pub fn of_report(params: &ScoreParams, load: &Load) -> f64 {
+    reporting(params, load, 0)
+}
+
 /// What a request adds to its worker's tally, in tokens.
 #[must_use]
 pub fn credit(params: &ScoreParams, token_ids: Option<u32>) -> u32 {
@@ -94,6 +100,9 @@ mod tests {
         let mut scores = Vec::new();
         expected_wait(params, &one, &[0], &mut scores);
         assert!((scores[0] - expected).abs() < 1e-6, "{} instead of {expected}", scores[0]);
+        if let (Some(load), 0) = (report, tally) {
+            assert_eq!(of_report(params, load), scores[0]);
+        }
     }
 
     #[test]
