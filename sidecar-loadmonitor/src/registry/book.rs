@@ -96,8 +96,11 @@ impl Book {
         let mut outcome = Outcome::default();
         self.delivered.insert(source);
         let mut seen = HashSet::new();
+        let known = self.known_before(source);
         for Found { worker, spec, verdict } in found {
-            let key = worker.route("");
+            // Where one source has a name and another the address that it stands for, that is one engine.
+            let at = worker.literal_address().and_then(|address| known.get(&address));
+            let key = at.cloned().unwrap_or_else(|| worker.route(""));
             if !seen.insert(key.clone()) {
                 continue;
             }
@@ -120,6 +123,13 @@ impl Book {
             self.unname(source, &key, now, &mut outcome);
         }
         outcome
+    }
+
+    /// The workers that sources in front of this one name, by their addresses.
+    fn known_before(&self, source: usize) -> HashMap<String, String> {
+        let before = |entry: &Entry| entry.named_by.keys().any(|other| *other < source);
+        let known = self.entries.iter().filter(|(_, entry)| before(entry));
+        known.filter_map(|(key, entry)| Some((entry.address.clone()?, key.clone()))).collect()
     }
 
     fn name(&mut self, source: usize, key: String, worker: Worker, naming: Naming, outcome: &mut Outcome) {

@@ -76,10 +76,12 @@ impl One {
         }
         sleep(self.offset(self.probe_interval)).await;
         let mut due = Instant::now();
+        // A thousand workers that are named at once are not all probed at once for ever after.
+        let mut next = self.probe_interval.mul_f64(self.phase);
         loop {
             let regular = Instant::now() >= due;
             if regular {
-                due = Instant::now() + self.probe_interval;
+                due = Instant::now() + std::mem::replace(&mut next, self.probe_interval);
             }
             let probe = self.engine.probe(&self.registry.paces.probe_path, self.probe_timeout).await;
             if probe.is_ok() && self.registry.book().about_to_be_ready(&self.start.key, self.start.life) {

@@ -111,6 +111,21 @@ fn a_worker_leaves_when_the_last_source_drops_it_and_drains_first() {
 }
 
 #[test]
+fn a_name_and_the_address_that_it_stands_for_are_one_worker() {
+    let mut bed = bed(2, false);
+    let start = bed.ready(&["http://engine:8000"]).remove(0);
+    bed.name(1, &["http://10.0.0.1:8000"]);
+    assert_eq!(bed.book.entries.len(), 2, "nobody knows that they are one");
+    let told = Err("busy".to_owned());
+    bed.book.polled(&start.key, start.life, Polled { address: Some("10.0.0.1:8000".into()), told }, 0.1, bed.now);
+    let sick = Found { verdict: Some(Health::NotReady), ..found("http://10.0.0.1:8000") };
+    assert!(bed.book.named(1, vec![sick], bed.now).start.is_empty());
+    assert_eq!(healths(&bed.all()), [("http://engine:8000", Health::NotReady)]);
+    bed.name(1, &[]);
+    assert_eq!(healths(&bed.all()), [("http://engine:8000", Health::Ready)]);
+}
+
+#[test]
 fn who_returns_while_draining_goes_on_as_before() {
     let mut bed = bed(1, false);
     let starts = bed.ready(&["http://a:1"]);

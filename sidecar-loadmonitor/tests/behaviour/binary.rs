@@ -38,6 +38,42 @@ async fn sigterm_and_sigint_stop_it_cleanly_whatever_is_under_way() {
     }
 }
 
+/// What a reader is answered that knows this much.
+async fn news(face: &str, taken: &str) -> Option<serde_json::Value> {
+    let answer = reqwest::get(format!("http://{face}/v1/snapshot?wait_ms=60000{taken}")).await.ok()?;
+    answer.json().await.ok()
+}
+
+#[tokio::test]
+async fn a_stop_does_not_wait_for_those_who_wait_for_news() {
+    let face = dead_port().await.to_string();
+    let worker = format!("http://{}", healthy(1).await);
+    let slow = ["--load-monitor-interval", "600", "--listen", &face, "--worker", &worker];
+    let mut child = binary(&slow).spawn().unwrap();
+    let first = async {
+        loop {
+            match news(&face, "").await {
+                Some(first) => return first,
+                None => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    };
+    let first = timeout(PATIENCE, first).await.unwrap();
+    let reader = tokio::spawn(async move {
+        let mut known = Some(first);
+        while let Some(last) = known {
+            known = news(&face, &format!("&epoch={}&sequence={}", last["epoch"], last["sequence"])).await;
+        }
+    });
+    // By now it knows everything, and waits.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    signal(&child, "TERM").await;
+    let asked = Instant::now();
+    assert!(timeout(PATIENCE, child.wait()).await.unwrap().unwrap().success());
+    timeout(PATIENCE, reader).await.unwrap().unwrap();
+    assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+}
+
 #[tokio::test]
 async fn a_change_of_state_is_logged_once_with_its_reason() {
     let (ingest, push) = Ingest::start().await;

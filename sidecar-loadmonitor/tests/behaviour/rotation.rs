@@ -148,3 +148,27 @@ async fn every_round_tells_of_everybody_under_one_name() {
         assert!(snapshot.workers.iter().all(|worker| worker.info.is_some()));
     }
 }
+
+#[tokio::test]
+async fn a_worker_may_be_probed_in_its_own_way() {
+    let (ingest, push) = Ingest::start().await;
+    let (own, unprobed) = (sick(200).await, sick(503).await);
+    let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("own-probes.yaml");
+    let text = format!(
+        "- {{url: '{}', health: {{check_interval_secs: 1, failure_threshold: 1, success_threshold: 1}}}}\n\
+         - {{url: '{}', health: {{disable_health_check: true}}}}\n",
+        own.url, unprobed.url
+    );
+    std::fs::write(&file, text).unwrap();
+    let workers = ["--workers-file", file.to_str().unwrap(), "--push-url", &push];
+    // All others would be probed once a minute.
+    let _sidecar = sidecar_as_given(&[&workers[..], &SLOW_ROUNDS[..]].concat());
+    ingest.wait_report(&own.url, |report| report.health == Some(Health::Ready)).await;
+    ingest.wait_report(&unprobed.url, |report| report.health == Some(Health::Ready)).await;
+    own.health.answers(503, "");
+    ingest.wait_report(&own.url, |report| report.health == Some(Health::NotReady)).await;
+    own.health.answers(200, "");
+    ingest.clear();
+    ingest.wait_report(&own.url, |report| report.health == Some(Health::Ready)).await;
+    assert_eq!(unprobed.health.asked(), 0);
+}

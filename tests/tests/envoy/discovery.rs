@@ -23,7 +23,8 @@ fn with_health_checks(both: &mut Value) {
 async fn engines_are_found_in_envoy_and_so_is_its_word_on_their_health() {
     let engines: Vec<_> = (0..3).map(|_| FakeEngine::start(EngineOptions::instant())).collect();
     let options = EnvoyOptions {
-        plugin: json!({ "policy": "round_robin" }),
+        // Nobody is listed twice: the filter is told of no worker, nor is the sidecar.
+        plugin: json!({ "policy": "round_robin", "workers": null }),
         edit: Some(with_health_checks),
         ..EnvoyOptions::with_workers(engines.iter().map(|engine| engine.address().parse().unwrap()))
     };
@@ -52,20 +53,29 @@ async fn engines_are_found_in_envoy_and_so_is_its_word_on_their_health() {
     for engine in &engines {
         becomes(engine, "ready").await;
     }
-    eventually(SOON, "the filter takes reports of all three", async || {
-        envoy.metrics().await.by("smg_load_reports_total", "outcome").get("taken").is_some_and(|taken| *taken >= 3.0)
+    let shares = async || {
+        let before: Vec<_> = engines.iter().map(|engine| engine.stats().requests).collect();
+        let (mut answered, mut connection) = (0, envoy.connect().await);
+        for _ in 0..12 {
+            answered += u64::from(connection.post(CHAT, chat("m", "Well?")).await.unwrap().status == 200);
+        }
+        let shares: Vec<_> =
+            engines.iter().zip(before).map(|(engine, before)| engine.stats().requests - before).collect();
+        (answered, shares)
+    };
+    eventually(SOON, "all three are sent requests", async || {
+        let (answered, shares) = shares().await;
+        answered == 12 && shares.iter().all(|share| *share > 0)
     })
     .await;
 
     engines[1].control(Control { health: Some(500), ..Control::default() });
     becomes(&engines[1], "not_ready").await;
-    becomes(&engines[0], "ready").await;
+    eventually(SOON, "the sick engine is left alone", async || shares().await == (12, vec![6, 0, 6])).await;
+    // Envoy would go there if it were named.
+    assert_eq!(shares().await, (12, vec![6, 0, 6]));
     engines[1].clear_faults();
     becomes(&engines[1], "ready").await;
-
-    let mut connection = envoy.connect().await;
-    for _ in 0..6 {
-        assert_eq!(connection.post(CHAT, chat("m", "Well?")).await.unwrap().status, 200);
-    }
+    eventually(SOON, "the engine is back", async || shares().await == (12, vec![4, 4, 4])).await;
     no_vm_was_lost(&envoy).await;
 }
