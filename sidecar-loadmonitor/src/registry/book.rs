@@ -341,7 +341,22 @@ impl Book {
         outcome
     }
 
-    /// Takes the outcome of a poll; whether the worker still wants polls.
+    /// Whether workers are polled at all.
+    pub(crate) const fn polling(&self) -> bool {
+        self.rules.polling
+    }
+
+    /// Takes where the worker is.
+    pub(crate) fn located(&mut self, key: &str, life: u64, address: String) -> Outcome {
+        let next = self.sequence + 1;
+        let mut outcome = Outcome::default();
+        if let Some(entry) = self.of(key, life) {
+            outcome.urgent = entry.locate(address, next);
+        }
+        outcome
+    }
+
+    /// Takes the outcome of a poll.
     pub(crate) fn polled(&mut self, key: &str, life: u64, polled: Polled, seconds: f64, now: Instant) -> Outcome {
         let next = self.sequence + 1;
         let mut outcome = Outcome::default();
@@ -349,11 +364,9 @@ impl Book {
         let awaited = std::mem::take(&mut entry.awaited);
         entry.counts.polls += 1;
         entry.counts.poll_seconds += seconds;
-        if let Some(address) = polled.address.filter(|address| entry.address.as_ref() != Some(address)) {
-            entry.address = entry.spec.address.clone().or(Some(address));
-            entry.changed = next;
+        if let Some(address) = polled.address {
             // Without an address it could not be chosen.
-            outcome.urgent = true;
+            outcome.urgent = entry.locate(address, next);
         }
         let ready = entry.health() == Health::Ready && !entry.away;
         if ready && entry.remember(polled.told, now) {

@@ -153,6 +153,15 @@ impl Entry {
         }
     }
 
+    /// Remembers where it is, unless its spec says that; whether that is news, for snapshot `next`.
+    pub(crate) fn locate(&mut self, address: String, next: u64) -> bool {
+        let news = self.spec.address.is_none() && self.address.as_ref() != Some(&address);
+        if news {
+            (self.address, self.changed) = (Some(address), next);
+        }
+        news && self.visible()
+    }
+
     /// Forgets what the engine said of its load.
     pub(crate) fn forget_load(&mut self) {
         self.load = None;

@@ -42,7 +42,7 @@ pub(super) async fn live(registry: Weak<Registry>, start: Start) {
         engine,
     };
     let pollable = worker.pollable();
-    tokio::join!(worker.probes(), worker.polls(pollable), worker.questions());
+    tokio::join!(worker.probes(), worker.polls(pollable), worker.places(), worker.questions());
 }
 
 /// A number from 0 to 1 that is always the same for a worker.
@@ -132,6 +132,26 @@ impl One {
                     }
                     sleep(offset).await;
                 }
+            }
+        }
+    }
+
+    /// Finds out where it is, where no poll does.
+    async fn places(&self) {
+        if self.registry.book().polling() {
+            return;
+        }
+        let mut rounds = self.registry.rounds.subscribe();
+        loop {
+            match self.engine.address(self.registry.paces.timeout).await {
+                Ok(address) => {
+                    let outcome = self.registry.book().located(&self.start.key, self.start.life, address);
+                    self.registry.carry_out(outcome);
+                }
+                Err(why) => tracing::debug!(worker = self.start.spec.url, why, "is nowhere"),
+            }
+            if rounds.changed().await.is_err() {
+                return;
             }
         }
     }

@@ -119,6 +119,13 @@ async fn without_monitoring_only_health_is_told() {
     let snapshots = ingest.wait(5).await;
     assert!(snapshots.iter().flat_map(|snapshot| &snapshot.workers).all(|worker| worker.load.is_none()));
     assert_eq!(engine.loads.asked(), 0);
+
+    // Where it is must be told all the same: the filter looks nothing up.
+    let by_name = engine.url.replace("127.0.0.1", "localhost");
+    let rounds = ["--load-monitor-interval", "0.1", "--disable-load-monitoring"];
+    let _another = probing_sidecar(&[&["--worker", &by_name, "--push-url", &push], &rounds[..]].concat());
+    let address = engine.url.strip_prefix("http://");
+    ingest.wait_report(&by_name, |report| report.address.as_deref() == address).await;
 }
 
 #[tokio::test]
