@@ -95,21 +95,28 @@ impl Roster {
     ) -> Result<(FleetState, Option<u64>), StoreError> {
         let state = self.fleet.read(store)?;
         self.learn(store, &state)?;
-        let Some((named, noted)) = self.named_table.take(store, &self.named, snapshot)? else {
+        let discovers = state.discovers(now_secs);
+        let slots = state.slots();
+        let homeless = |named: &Named| -> Vec<u64> {
+            let hashes = named.records().iter().map(|record| record.hash);
+            if discovers { hashes.filter(|hash| !slots.contains_key(hash)).collect() } else { Vec::new() }
+        };
+        // Slots come first: who reads the table at once is to find a place for everybody.
+        let fleet = &self.fleet;
+        let intern = |store: &mut dyn Store, next: &Named| match homeless(next) {
+            urls if urls.is_empty() => Ok(()),
+            urls => fleet.intern(store, &urls, now_secs).map(drop),
+        };
+        let Some((named, noted)) = self.named_table.take(store, &self.named, snapshot, intern)? else {
             // A snapshot that is not a delta says it again.
             return Ok((state, None));
         };
+        let urls = homeless(&named);
         self.named = named;
-        let mut homeless = Vec::new();
-        if state.discovers(now_secs) {
-            let slots = state.slots();
-            let new = self.named.records().iter().map(|record| record.hash);
-            homeless.extend(new.filter(|hash| !slots.contains_key(hash)));
-        }
-        if homeless.is_empty() && self.named.changes() <= state.named() {
+        if urls.is_empty() && self.named.changes() <= state.named() {
             return Ok((state, Some(noted.dropped)));
         }
-        Ok((self.fleet.heed(store, self.named.changes(), &homeless, now_secs)?, Some(noted.dropped)))
+        Ok((self.fleet.heed(store, self.named.changes(), &urls, now_secs)?, Some(noted.dropped)))
     }
 }
 

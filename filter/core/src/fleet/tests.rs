@@ -63,7 +63,7 @@ fn tell(store: &mut MemoryStore, reporter: &str, workers: &[(&str, Option<&str>,
     });
     let snapshot = Snapshot { reporter: reporter.into(), ..Snapshot::of(1, 1, 1000, reports.collect()) };
     let known = Rc::new(table.read(store).unwrap());
-    table.take(store, &known, &snapshot).unwrap().unwrap();
+    table.take(store, &known, &snapshot, |_, _| Ok(())).unwrap().unwrap();
     table.read(store).unwrap()
 }
 

@@ -254,7 +254,8 @@ impl NamedTable {
     }
 
     /// Takes what `snapshot` says about who there is, if it is anything new to `known`. The table as it stands then,
-    /// and what became of the snapshot's workers; none if every try has lost its race.
+    /// and what became of the snapshot's workers; none if every try has lost its race. `prepare` is told what the table
+    /// will be before it is so.
     ///
     /// # Errors
     /// When the store cannot answer.
@@ -263,6 +264,7 @@ impl NamedTable {
         store: &mut dyn Store,
         known: &Rc<Named>,
         snapshot: &Snapshot,
+        mut prepare: impl FnMut(&mut dyn Store, &Named) -> Result<(), StoreError>,
     ) -> Result<Option<(Rc<Named>, Noted)>, StoreError> {
         if !known.is_news(snapshot) {
             return Ok(Some((Rc::clone(known), Noted::default())));
@@ -273,6 +275,9 @@ impl NamedTable {
             let mut named = stored.map_or_else(Named::default, |stored| Named::decode(&stored.value));
             let noted = named.take(snapshot, self.capacity);
             named.changes = named.changes.saturating_add(u64::from(noted.changed));
+            if noted.changed {
+                prepare(store, &named)?;
+            }
             if !noted.changed || store.set(&self.key, &named.encode(), version)? == Write::Done {
                 return Ok(Some((Rc::new(named), noted)));
             }

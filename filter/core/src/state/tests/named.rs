@@ -30,7 +30,7 @@ impl Bed {
 
     fn take(&mut self, snapshot: &Snapshot) -> Noted {
         let known = Rc::new(self.0.read(&mut self.1).unwrap());
-        let (named, noted) = self.0.take(&mut self.1, &known, snapshot).unwrap().unwrap();
+        let (named, noted) = self.0.take(&mut self.1, &known, snapshot, |_, _| Ok(())).unwrap().unwrap();
         let read = self.0.read(&mut self.1).unwrap();
         assert_eq!((named.changes, &named.records), (read.changes, &read.records));
         let urls: BTreeSet<&str> = snapshot.workers.iter().map(|worker| worker.url.as_str()).collect();
