@@ -84,6 +84,11 @@ impl Roster {
         Ok(Some(self.make(config, &state)))
     }
 
+    /// Hashes of the workers that the reporter of hash `reporter` has named.
+    pub(super) fn named_by(&self, reporter: u64) -> impl Iterator<Item = u64> {
+        self.named.records().iter().filter(move |record| record.reporter == reporter).map(|record| record.hash)
+    }
+
     /// Takes what `snapshot` says about who there is, and gives slots to workers that some configuration wants only
     /// because it is named here. The fleet table as it stands then, and how many workers are not kept; nothing if every race
     /// was lost.

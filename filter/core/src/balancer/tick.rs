@@ -1,5 +1,6 @@
 //! What is done on ticks, and what a load snapshot changes.
 
+use std::collections::HashMap;
 use std::rc::Rc;
 
 use super::table::TRIES;
@@ -180,8 +181,8 @@ impl Balancer {
     pub fn apply(&mut self, context: &mut Context<'_>, snapshot: &Snapshot) -> Result<Applied, StoreError> {
         let (now_secs, now_ms) = (context.now_secs(), context.now_ms);
         let reporter = reporter_hash(&snapshot.reporter);
-        let before = self.roster.fleet.read(context.store)?.owners();
-        let verdict = self.reporters.of(context.store, reporter)?.judge(snapshot, before, now_ms);
+        let before = self.roster.fleet.read(context.store)?;
+        let verdict = self.reporters.of(context.store, reporter)?.judge(snapshot, before.owners(), now_ms);
         if verdict == Verdict::Old {
             return Ok(Applied { verdict, old: snapshot.workers.len() as u64, ..Applied::default() });
         }
@@ -193,7 +194,17 @@ impl Balancer {
         let interval_ms = snapshot.interval_ms.min(MAX_INTERVAL_MS);
         let mut applied = Applied { verdict, dropped, ..Applied::default() };
         let mut reports: Vec<Told> = Vec::with_capacity(snapshot.workers.len());
-        let mut unnamed = slots.clone();
+        // Who has been taken away is not there any more, even where a configuration keeps its slot.
+        let mine = self.roster.named_by(reporter);
+        let mut unnamed: HashMap<u64, SlotId> = mine.filter_map(|hash| Some((hash, *slots.get(&hash)?))).collect();
+        // Of who has got a slot by this snapshot without being named in it, it says nothing.
+        let mut gained = slots.clone();
+        if before.owners() == fleet.owners() {
+            gained.clear();
+        } else {
+            let before = before.slots();
+            gained.retain(|hash, _| !before.contains_key(hash));
+        }
         for worker in &snapshot.workers {
             let hash = url_hash(&worker.url);
             let Some(&id) = slots.get(&hash) else {
@@ -201,6 +212,7 @@ impl Balancer {
                 continue;
             };
             unnamed.remove(&hash);
+            gained.remove(&hash);
             let entry = Entry {
                 load: worker.load,
                 loaded_ms: now_ms,
@@ -237,7 +249,7 @@ impl Balancer {
             }
         }
         // Where anything was lost, or is known from another reporter, the next delta would refresh what is not there.
-        let complete = verdict == Verdict::News && kept && applied.lost == 0 && applied.old == 0;
+        let complete = verdict == Verdict::News && kept && gained.is_empty() && applied.lost == 0 && applied.old == 0;
         let whole = (complete && snapshot.scope != Scope::Some).then_some(snapshot.sequence);
         let Snapshot { epoch, sequence, .. } = *snapshot;
         let (fleet, received_ms) = (fleet.owners(), now_ms);

@@ -192,3 +192,32 @@ fn a_thousand_unnamed_workers_are_refreshed() {
     assert_eq!(outcome(&mut vm, "taken"), 2000);
     assert_eq!(vm.pick(), 7);
 }
+
+#[test]
+fn who_was_taken_away_is_not_refreshed() {
+    // The configuration names both, so that their slots stay whatever the reporter says.
+    let mut vm = busy_and_idle();
+    vm.take(&Snapshot { removed: vec![url(0)], ..scoped(Scope::Since(1), 2, &[]) });
+    for sequence in 3..8 {
+        vm.pass(10_000);
+        vm.take(&scoped(Scope::Since(sequence - 1), sequence, &[]));
+    }
+    let picks: Vec<_> = (0..40).map(|_| vm.pick()).collect();
+    assert!(picks.contains(&0), "its queue was told four intervals ago: {picks:?}");
+    assert_eq!(outcome(&mut vm, "gap"), 0);
+}
+
+#[test]
+fn a_delta_that_names_a_new_worker_is_no_gap_to_the_next() {
+    let mut vm = Vm::alone(parse(r#"{"policy":"least_load","max_workers":64}"#));
+    vm.take(&scoped(Scope::Full, 1, &[(0, BUSY)]));
+    vm.take(&scoped(Scope::Since(1), 2, &[(1, idle())]));
+    vm.take(&scoped(Scope::Since(2), 3, &[]));
+    vm.tick();
+    assert_eq!((outcome(&mut vm, "gap"), outcome(&mut vm, "foreign")), (0, 0));
+    assert_eq!(vm.pick(), 1);
+    vm.take(&Snapshot { removed: vec![url(1)], ..scoped(Scope::Since(3), 4, &[]) });
+    vm.take(&scoped(Scope::Full, 3, &[(0, BUSY), (1, idle())]));
+    vm.tick();
+    assert_eq!((vm.pick(), outcome(&mut vm, "old")), (0, 2), "what comes late brings nobody back");
+}
