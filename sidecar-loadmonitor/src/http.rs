@@ -32,6 +32,8 @@ struct Found {
     runtime: Option<Runtime>,
     models: Vec<String>,
     dp_size: Option<u32>,
+    /// Its `/metrics` has turned out to be TensorRT-LLM's, whatever anybody says.
+    drains: bool,
     /// When it could not be told which engine this is.
     in_vain: Option<Instant>,
 }
@@ -60,8 +62,7 @@ impl Http {
         }
         let found = self.found();
         let in_vain = found.in_vain.is_some_and(|when| when.elapsed() < ASK_AGAIN);
-        // Whoever has drained it once by an operator's error shall not do it again.
-        let proven = found.runtime.filter(|runtime| *runtime == Runtime::Trtllm);
+        let proven = found.drains.then_some(Runtime::Trtllm);
         let runtime = match proven.or(self.told).or(found.runtime) {
             Some(runtime) => Some(runtime),
             None if in_vain => None,
@@ -80,7 +81,7 @@ impl Http {
             Err(error) => return Reading::Inconclusive(error.to_string()),
         };
         if source == Source::Metrics && answer.status == 200 && is_drained(&answer.body) {
-            self.change(|found| found.runtime = Some(Runtime::Trtllm));
+            self.change(|found| found.drains = true);
             return Reading::Absent("is TensorRT-LLM's list, which is emptied by reading it".into());
         }
         source.read(answer.status, &answer.body, freshness)
@@ -96,7 +97,8 @@ impl Http {
         let listing = self.get("/v1/models", share(until, 2)).await.map_err(|error| format!("/v1/models {error}"))?;
         let (ids, owner) = match listing.status {
             200 => listed(&listing.body).unwrap_or_default(),
-            404 => Default::default(),
+            // vLLM keeps its models behind a key, but not its metrics.
+            401 | 403 | 404 => Default::default(),
             status => return Err(format!("/v1/models answered {status}")),
         };
         let before = self.found();
@@ -109,7 +111,9 @@ impl Http {
         let mut identity = Identity { runtime, models: ids, dp_size: before.dp_size.filter(|_| same), labels: vec![] };
         self.change(|found| {
             let in_vain = runtime.is_none().then(Instant::now);
-            *found = Found { runtime, models: identity.models.clone(), dp_size: identity.dp_size, in_vain };
+            let models = identity.models.clone();
+            let drains = found.drains && (found.models.is_empty() || found.models == models);
+            *found = Found { runtime, models, dp_size: identity.dp_size, drains, in_vain };
         });
         if runtime == Some(Runtime::Sglang) && identity.dp_size.is_none() {
             let (dp_size, name) = self.server_info(until).await.unwrap_or_default();

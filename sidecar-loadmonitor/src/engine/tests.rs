@@ -2,7 +2,7 @@
 
 use std::sync::Mutex as StdMutex;
 
-use axum::{Router, extract::Request};
+use axum::{Router, extract::Request, http::StatusCode, routing::get};
 use testbed::fake_engine::{Control, EngineOptions, FakeEngine, Runtime as Kind};
 
 use super::*;
@@ -26,6 +26,13 @@ fn engine(spec: WorkerSpec) -> Engine {
 
 fn at(fake: &FakeEngine, scheme: &str) -> WorkerSpec {
     WorkerSpec { url: format!("{scheme}://{}", fake.address()), ..WorkerSpec::default() }
+}
+
+async fn serve(router: Router) -> SocketAddr {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    address
 }
 
 #[tokio::test]
@@ -113,9 +120,7 @@ async fn each_engine_gets_its_own_key_or_the_common_one() {
         let key = request.headers().get("authorization").map(|key| key.to_str().unwrap().to_owned());
         note.lock().unwrap().push(key);
     });
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    let address = serve(router).await;
     for scheme in ["http", "grpc"] {
         for key in [None, Some("own"), Some("")] {
             let spec = WorkerSpec {
@@ -161,4 +166,42 @@ async fn vllm_over_grpc_is_idle_only_once_it_has_counted() {
     request.abort();
     let told = running(0.0).await;
     assert_eq!((told.load, told.source, told.ranks.len()), (Load::default(), "GetLoads", 1));
+}
+
+#[tokio::test]
+async fn models_behind_a_key_hide_no_metrics() {
+    let page = "vllm:num_requests_running 3\nvllm:kv_cache_usage_perc 0.5\n";
+    let router = Router::new()
+        .route("/v1/models", get(|| async { StatusCode::UNAUTHORIZED }))
+        .route("/metrics", get(move || async move { page }));
+    let engine = engine(WorkerSpec { url: format!("http://{}", serve(router).await), ..WorkerSpec::default() });
+    let told = engine.poll(PATIENCE).await.told.unwrap();
+    assert_eq!((told.load.running, told.source), (3.0, "/metrics"));
+}
+
+#[tokio::test]
+async fn a_page_is_not_read_that_may_be_tensorrt_llms() {
+    let read = Arc::new(StdMutex::new(0));
+    let count = Arc::clone(&read);
+    let page = move || async move {
+        *count.lock().unwrap() += 1;
+        r#"[{"iter":812,"numActiveRequests":9}]"#
+    };
+    let router = Router::new()
+        .route("/v1/models", get(|| async { r#"{"data":[{"id":"m","owned_by":"somebody"}]}"# }))
+        .route("/metrics", get(page).head(|| async { StatusCode::METHOD_NOT_ALLOWED }));
+    let address = serve(router).await;
+    let unknown = engine(WorkerSpec { url: format!("http://{address}"), ..WorkerSpec::default() });
+    for _ in 0..3 {
+        let why = unknown.poll(PATIENCE).await.told.unwrap_err();
+        assert!(why.contains("/metrics was not asked"), "{why}");
+    }
+    assert_eq!(*read.lock().unwrap(), 0);
+    // And if the operator says that it is another engine, it is found out at the first look.
+    let spec = WorkerSpec { url: format!("http://{address}"), runtime: "vllm".into(), ..WorkerSpec::default() };
+    let engine = engine(spec);
+    for _ in 0..3 {
+        assert!(engine.poll(PATIENCE).await.told.is_err());
+    }
+    assert_eq!(*read.lock().unwrap(), 1);
 }
