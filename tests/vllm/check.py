@@ -4,6 +4,7 @@ Run by scripts/check-vllm with the Python of the virtual environment; the argume
 Hits are those of the engines' own counters. Ends with 1 when the answer is no.
 """
 
+import concurrent.futures
 import contextlib
 import ctypes
 import json
@@ -116,7 +117,13 @@ def measure(policy, number, engines, directory) -> dict:
     before = [engine.counters() for engine in engines]
     with contextlib.ExitStack() as running:
         gateway, admin = start_stack(running, policy, engines, directory)
-        answers = workload.run(gateway.removeprefix("http://"), seed=number + 1)
+        wait_for_reports(admin)
+        with concurrent.futures.ThreadPoolExecutor(1) as beside:
+            # What the sidecar reads of engines that have something to do.
+            look = beside.submit(sidecar_check, engines, directory) if number == 0 and policy == POLICIES[-1] else None
+            answers = workload.run(gateway.removeprefix("http://"), seed=number + 1)
+        if look:
+            print(look.result())
         reports = wait_for_reports(admin)
     after = [engine.counters() for engine in engines]
     queries, hits = (
@@ -149,6 +156,16 @@ def start_stack(running, policy, engines, directory):
         if name == "ready":
             return said["gateway"], said["admin"]
     sys.exit(f"error: Envoy did not start under {policy}; see its message above")
+
+
+def sidecar_check(engines, directory) -> str:
+    """What `sidecar-loadmonitor check` says of the engines while they work."""
+    time.sleep(3)
+    command = [Path(directory.parent, "debug/sidecar-loadmonitor"), "check", *(engine.url for engine in engines)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        sys.exit(f"error: the sidecar learns nothing from vLLM:\n{done.stdout}{done.stderr}")
+    return done.stdout
 
 
 def wait_for_reports(admin) -> int:
