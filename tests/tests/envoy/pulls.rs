@@ -1,13 +1,16 @@
 //! Snapshots that Envoy fetches: several Envoys and one sidecar, and what is no sidecar.
 
 use std::net::SocketAddr;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use testbed::envoy::{Envoy, EnvoyOptions, Filter, eventually, plain_cluster};
+use testbed::envoy::{Envoy, EnvoyOptions, Filter, Output, Process, eventually, plain_cluster, workspace_binary};
+use testbed::fake_engine::{EngineOptions, FakeEngine};
 use tokio::net::TcpListener;
 
 use crate::gate::Gate;
+use crate::reports::{long_queue, spread};
 use crate::sidecar::{Asked, Sidecar, TOKEN};
 use crate::support::{CHAT, SOON, chat, no_vm_was_lost, post};
 
@@ -89,6 +92,57 @@ async fn three_envoys_follow_one_sidecar_through_its_lives() {
         assert_eq!(envoy.log().matches("load snapshots come from cluster sidecar").count(), 1);
         no_vm_was_lost(envoy).await;
     }
+}
+
+/// Three Envoys and one with the wrong token are fed by the sidecar itself, through two of its lives.
+#[tokio::test]
+async fn three_envoys_are_fed_by_one_sidecar_at_work() {
+    let engines: Vec<_> = (0..3).map(|_| FakeEngine::start(EngineOptions::instant())).collect();
+    let directory = tempfile::tempdir().unwrap();
+    let token = directory.path().join("token");
+    std::fs::write(&token, TOKEN).unwrap();
+    let listen = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let sidecar = || {
+        let mut command = Command::new(workspace_binary("sidecar-loadmonitor").unwrap());
+        command.args(engines.iter().flat_map(|engine| ["--worker".to_owned(), engine.url()]));
+        command.args(["--load-monitor-interval", "1", "--listen", &listen.to_string(), "--token-file"]).arg(&token);
+        Process::start("sidecar", command, &Output::File(directory.path().join("sidecar.log"))).unwrap()
+    };
+    let mut envoys = Vec::new();
+    for token in [TOKEN, TOKEN, TOKEN, "another-token"] {
+        let options = EnvoyOptions {
+            plugin: json!({ "policy": "least_load", "reports": { "cluster": "sidecar", "token": token } }),
+            clusters: vec![plain_cluster("sidecar", &[listen])],
+            ..EnvoyOptions::with_workers(engines.iter().map(|engine| engine.address().parse().unwrap()))
+        };
+        envoys.push(Envoy::start(options).await.unwrap());
+    }
+    let stranger = envoys.pop().unwrap();
+    let avoided = async |envoy: &Envoy| spread(envoy, &engines, 30).await[0] == 0;
+    for life in ["first", "second"] {
+        let mut sidecar = sidecar();
+        engines[0].control(long_queue());
+        let start = Instant::now();
+        for (number, envoy) in envoys.iter().enumerate() {
+            eventually(SOON, &format!("the queue counts, {life} life"), async || avoided(envoy).await).await;
+            eprintln!("Envoy {number}, {life} life: {:?}", start.elapsed());
+        }
+        assert!(!avoided(&stranger).await, "a wrong token changes nothing");
+        engines[0].clear_faults();
+        let start = Instant::now();
+        for (number, envoy) in envoys.iter().enumerate() {
+            eventually(SOON, &format!("the queue is gone, {life} life"), async || !avoided(envoy).await).await;
+            eprintln!("Envoy {number}, {life} life, the queue gone: {:?}", start.elapsed());
+        }
+        assert!(sidecar.exited().is_none());
+        sidecar.kill();
+    }
+    for envoy in &envoys {
+        let pulls = envoy.metrics().await.by("smg_report_pulls_total", "outcome");
+        assert!(pulls["news"] >= 4.0 && !pulls.contains_key("gap"), "{pulls:?}");
+        no_vm_was_lost(envoy).await;
+    }
+    assert!(pulled(&stranger, "unauthorized").await >= 2.0 && pulled(&stranger, "news").await == 0.0);
 }
 
 #[tokio::test]

@@ -21,8 +21,18 @@ fn sidecar(envoy: &Envoy, engines: &[FakeEngine], directory: &Path) -> Process {
     Process::start("sidecar", command, &Output::File(directory.join("sidecar.log"))).unwrap()
 }
 
+/// What an engine says that has a long queue.
+pub fn long_queue() -> Control {
+    let queue = json!({ "loads": [{
+        "dp_rank": 0, "num_running_reqs": 8, "num_waiting_reqs": 100, "num_waiting_uncached_tokens": 1_000_000,
+        "token_usage": 0.5, "gen_throughput": 100.0, "max_total_num_tokens": 1_000_000,
+    }] });
+    let lie = Probe::Body { body: queue.to_string(), status: None };
+    Control { loads: Some(lie), ..Control::default() }
+}
+
 /// Sends `number` requests, one after the other, and returns how many each engine has got of them.
-async fn spread(envoy: &Envoy, engines: &[FakeEngine], number: usize) -> Vec<u64> {
+pub async fn spread(envoy: &Envoy, engines: &[FakeEngine], number: usize) -> Vec<u64> {
     let before: Vec<_> = engines.iter().map(|engine| engine.stats().requests).collect();
     let mut connection = envoy.connect().await;
     for _ in 0..number {
@@ -34,12 +44,7 @@ async fn spread(envoy: &Envoy, engines: &[FakeEngine], number: usize) -> Vec<u64
 #[tokio::test]
 async fn a_long_queue_is_avoided_as_long_as_a_sidecar_reports_it() {
     let engines: Vec<_> = (0..3).map(|_| FakeEngine::start(EngineOptions::instant())).collect();
-    let queue = json!({ "loads": [{
-        "dp_rank": 0, "num_running_reqs": 8, "num_waiting_reqs": 100, "num_waiting_uncached_tokens": 1_000_000,
-        "token_usage": 0.5, "gen_throughput": 100.0, "max_total_num_tokens": 1_000_000,
-    }] });
-    let lie = Probe::Body { body: queue.to_string(), status: None };
-    engines[0].control(Control { loads: Some(lie), ..Control::default() });
+    engines[0].control(long_queue());
     let options = EnvoyOptions {
         plugin: json!({ "policy": "least_load" }),
         ..EnvoyOptions::with_workers(engines.iter().map(|engine| engine.address().parse().unwrap()))
