@@ -64,6 +64,11 @@ pub enum ConfigError {
         /// Where it stands again.
         again: usize,
     },
+    /// `power_of_two` with fewer than two workers, and none can come.
+    TooFewWorkers {
+        /// Configured workers.
+        workers: usize,
+    },
     /// The shared tables have too few slots.
     TooManyWorkers {
         /// Configured workers.
@@ -117,6 +122,11 @@ impl fmt::Display for ConfigError {
             Self::DuplicateAddress { address, first, again } => write!(
                 f,
                 "`workers[{again}]` has the address \"{address}\", as has `workers[{first}]`; allowed: each address once"
+            ),
+            Self::TooFewWorkers { workers } => write!(
+                f,
+                "Power-of-two policy requires at least 2 workers: `policy` is \"power_of_two\" and `workers` has \
+                 {workers}; add one, or set `discovered_workers` to true"
             ),
             Self::TooManyWorkers { workers, max_workers } => {
                 write!(f, "`workers` has {workers} entries; allowed: at most `max_workers`, {max_workers}")

@@ -3,7 +3,9 @@
 use serde_json::{Map, Value};
 
 use super::values::{ascending, count, header, headers, name, number, strings, whole};
-use super::{Config, ConfigError, LogLevel, OnInvalidConfig, PolicyName, Role, ScoreParams, reports, workers};
+use super::{
+    Config, ConfigError, LoadMetric, LogLevel, OnInvalidConfig, PolicyName, Role, ScoreParams, reports, workers,
+};
 
 /// Reads all keys into `config`.
 pub(super) fn read(members: &Map<String, Value>, config: &mut Config) -> Result<(), ConfigError> {
@@ -73,8 +75,8 @@ const SHARE: &str = "a number from 0 to 1";
 const USAGE: &str = "a number above 0; 1 or more turns it off";
 const NOT_NEGATIVE: &str = "a number, 0 or more";
 const FACTOR: &str = "a number, 1 or more";
-const POLICIES: &str = "cache_aware, least_load, round_robin, random or passthrough \
-     (power_of_two, prefix_hash, consistent_hashing, manual and bucket are not available in this version)";
+const POLICIES: &str = "cache_aware, least_load, power_of_two, round_robin, random or passthrough \
+     (prefix_hash, consistent_hashing, manual and bucket are not available in this version)";
 const LEG_POLICIES: [&str; 9] = [
     "bucket",
     "random",
@@ -190,6 +192,9 @@ const KEYS: &[Key] = &[
     }),
     Key::new("least_load_mean_prefill_tokens", POSITIVE, |c, v| put(&mut c.score.mean_prefill_tokens, count(v, 1))),
     Key::new("least_load_max_waiting_requests", WHOLE, |c, v| put(&mut c.score.max_waiting, count(v, 0))),
+    Key::new("power_of_two_load_metric", "expected_wait, requests or least_requests", |c, v| {
+        put(&mut c.load_metric, LoadMetric::from_name(v.as_str()?))
+    }),
     // Circuit breaker
     Key::new("cb_failure_threshold", POSITIVE, |c, v| put(&mut c.breaker.failure_threshold, count(v, 1))),
     Key::new("cb_success_threshold", POSITIVE, |c, v| put(&mut c.breaker.success_threshold, count(v, 1))),
@@ -216,9 +221,6 @@ const KEYS: &[Key] = &[
     Key::inert("load_monitor_interval", POSITIVE, positive),
     Key::inert("disable_load_monitoring", BOOLEAN, boolean),
     // Policies and features of later versions
-    Key::inert("power_of_two_load_metric", "expected_wait, requests or least_requests", |v| {
-        name(v, &["expected_wait", "requests", "least_requests"])
-    }),
     Key::inert("prefix_token_count", POSITIVE, positive),
     Key::inert("prefix_hash_load_factor", FACTOR, factor),
     Key::inert("prefix_hash_balance_abs_threshold", WHOLE, any_count),

@@ -35,6 +35,8 @@ pub struct Config {
     pub cache: CacheAware,
     /// The expected-wait score as the operator tunes it, for `least_load` only: `cache_aware` uses the defaults.
     pub score: ScoreParams,
+    /// What `power_of_two` compares.
+    pub load_metric: LoadMetric,
     /// The circuit breaker of each worker.
     pub breaker: Breaker,
     /// The limits of overload protection for workers that have none of their own; see [`Config::limits`].
@@ -127,6 +129,9 @@ impl Config {
         if self.workers.len() > self.max_workers as usize {
             return Err(ConfigError::TooManyWorkers { workers: self.workers.len(), max_workers: self.max_workers });
         }
+        if self.policy == PolicyName::PowerOfTwo && self.workers.len() < 2 && !self.discovers() {
+            return Err(ConfigError::TooFewWorkers { workers: self.workers.len() });
+        }
         Ok(())
     }
 }
@@ -139,6 +144,7 @@ impl Default for Config {
             policy: PolicyName::CacheAware,
             cache: CacheAware::default(),
             score: ScoreParams::default(),
+            load_metric: LoadMetric::ExpectedWait,
             breaker: Breaker::default(),
             overload: Overload::default(),
             overload_protection: false,
@@ -238,12 +244,26 @@ named! {
         CacheAware = "cache_aware",
         /// The lowest expected wait.
         LeastLoad = "least_load",
+        /// The better of two drawn ones.
+        PowerOfTwo = "power_of_two",
         /// One after the other.
         RoundRobin = "round_robin",
         /// Any.
         Random = "random",
         /// The first one there is.
         Passthrough = "passthrough",
+    }
+}
+
+named! {
+    /// What `power_of_two` compares.
+    LoadMetric {
+        /// The expected waits of two drawn workers.
+        ExpectedWait = "expected_wait",
+        /// The requests in flight of two drawn workers, then their expected waits.
+        Requests = "requests",
+        /// The requests in flight of all workers, then the expected waits of those that have fewest.
+        LeastRequests = "least_requests",
     }
 }
 

@@ -7,6 +7,7 @@ mod cache_aware;
 mod least_load;
 mod overlap;
 mod passthrough;
+mod power_of_two;
 mod random;
 mod round_robin;
 pub mod score;
@@ -126,6 +127,7 @@ pub fn named(name: PolicyName, config: &Config) -> Box<dyn Policy> {
     match name {
         PolicyName::CacheAware => Box::new(cache_aware::CacheAware::new(&config.cache)),
         PolicyName::LeastLoad => Box::new(least_load::LeastLoad::new(config.score)),
+        PolicyName::PowerOfTwo => Box::new(power_of_two::PowerOfTwo::new(config.load_metric)),
         PolicyName::RoundRobin => Box::new(round_robin::RoundRobin),
         PolicyName::Random => Box::new(random::Random),
         PolicyName::Passthrough => Box::new(passthrough::Passthrough),

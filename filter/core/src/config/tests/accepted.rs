@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::super::{Config, Leg, LogLevel, PolicyName, Role, WorkerConfig};
+use super::super::{Config, Leg, LoadMetric, LogLevel, PolicyName, Role, WorkerConfig};
 use super::parse;
 use crate::report::{Overload, Resilience};
 
@@ -25,6 +25,7 @@ fn the_defaults_are_smgs() {
     let score = config.score;
     assert_eq!((score.kv_pressure_weight, score.default_throughput), (0.15, 2000.0));
     assert_eq!((score.mean_prefill_tokens, score.max_waiting), (1024, 0));
+    assert_eq!(config.load_metric, LoadMetric::ExpectedWait);
     let breaker = config.breaker;
     assert_eq!((breaker.failure_threshold, breaker.success_threshold, breaker.timeout_secs), (10, 3, 60));
     assert!(breaker.enabled);
@@ -45,13 +46,14 @@ fn every_key_with_an_effect_has_it() {
             "overlap_decay":1.5,"selection_temperature":0.5,"block_size":32,"least_load_kv_pressure_weight":0,
             "least_load_default_throughput":0.5,"least_load_mean_prefill_tokens":1,"least_load_max_waiting_requests":48,
             "cb_failure_threshold":1,"cb_success_threshold":2,"cb_timeout_duration_secs":3,
-            "disable_circuit_breaker":true,"cache_index":"tree","discovered_workers":true,
+            "disable_circuit_breaker":true,"cache_index":"tree","discovered_workers":true,"power_of_two_load_metric":"requests",
             "worker_overload_protection":true,"worker_overload_waiting_requests":1,"worker_overload_token_usage":1}"#,
     );
     let mut expected = Config {
         role: Role::Ingest,
         instance: "east-1".into(),
         policy: PolicyName::LeastLoad,
+        load_metric: LoadMetric::Requests,
         max_attempts: 3,
         clusters: Some(vec!["a".into(), "b".into()]),
         route_metadata: true,
@@ -110,7 +112,6 @@ fn flags_without_effect_are_checked_and_listed() {
         ("retry_jitter_factor", "0.2"),
         ("load_monitor_interval", "10"),
         ("disable_load_monitoring", "true"),
-        ("power_of_two_load_metric", "\"requests\""),
         ("prefix_token_count", "256"),
         ("prefix_hash_load_factor", "1.25"),
         ("prefix_hash_balance_abs_threshold", "10"),
@@ -253,6 +254,18 @@ fn any_limit_turns_overload_protection_on() {
     assert_eq!(limits(r#"{"worker_overload_token_usage":0.5}"#), (None, Some(0.5)));
     let both = r#"{"worker_overload_protection":true,"worker_overload_waiting_requests":16}"#;
     assert_eq!(limits(both), (Some(16), Some(0.9)));
+}
+
+#[test]
+fn power_of_two_wants_two_workers_only_where_no_more_can_come() {
+    for rest in [
+        r#""max_attempts":2"#,
+        r#""workers":["http://a","http://b"]"#,
+        r#""workers":["http://a"],"discovered_workers":true"#,
+        r#""workers":["http://a","http://b"],"discovered_workers":false"#,
+    ] {
+        assert_eq!(parse(&format!(r#"{{"policy":"power_of_two",{rest}}}"#)).policy, PolicyName::PowerOfTwo);
+    }
 }
 
 #[test]

@@ -45,11 +45,11 @@ fn an_unknown_key_with_the_nearest_known_one() {
 
 #[test]
 fn a_policy_of_another_version() {
-    for policy in ["power_of_two", "prefix_hash", "consistent_hashing", "manual", "bucket", "fastest", "Random"] {
+    for policy in ["prefix_hash", "consistent_hashing", "manual", "bucket", "fastest", "Random"] {
         check(
             "policy",
             &format!("{policy:?}"),
-            "cache_aware, least_load, round_robin, random or passthrough (power_of_two, prefix_hash, \
+            "cache_aware, least_load, power_of_two, round_robin, random or passthrough (prefix_hash, \
              consistent_hashing, manual and bucket are not available in this version)",
         );
     }
@@ -114,7 +114,7 @@ fn wrong_types() {
     check(
         "policy",
         "5",
-        "cache_aware, least_load, round_robin, random or passthrough (power_of_two, prefix_hash, consistent_hashing, manual and bucket are not available in this version)",
+        "cache_aware, least_load, power_of_two, round_robin, random or passthrough (prefix_hash, consistent_hashing, manual and bucket are not available in this version)",
     );
     check("cache_threshold", "\"0.3\"", "a number from 0 to 1");
     check("least_load_kv_pressure_weight", "null", "a number; below 0 is the default");
@@ -163,6 +163,22 @@ fn more_workers_than_slots() {
     let urls: Vec<String> = (0..65).map(|n| format!("\"http://w{n}\"")).collect();
     let message = refusal(&format!(r#"{{"max_workers":64,"workers":[{}]}}"#, urls.join(",")));
     assert_eq!(message, "`workers` has 65 entries; allowed: at most `max_workers`, 64");
+}
+
+#[test]
+fn power_of_two_with_one_worker_and_nobody_to_come() {
+    let with = |rest: &str| refusal(&format!(r#"{{"policy":"power_of_two",{rest}}}"#));
+    for (rest, workers) in [
+        (r#""workers":["http://a"]"#, 1),
+        (r#""discovered_workers":false"#, 0),
+        (r#""discovered_workers":false,"workers":["http://a"]"#, 1),
+    ] {
+        let expected = format!(
+            "Power-of-two policy requires at least 2 workers: `policy` is \"power_of_two\" and `workers` has {workers}; \
+             add one, or set `discovered_workers` to true"
+        );
+        assert_eq!(with(rest), expected);
+    }
 }
 
 #[test]
