@@ -17,7 +17,8 @@ use crate::config::{Config, OnInvalidConfig};
 use crate::ingest;
 use crate::report::{Load, Snapshot};
 use crate::request::{
-    Endpoint, Facts, MAX_HINT_IDS, MAX_ROUTING_KEY_BYTES, Parsed, endpoint, routing_key, routing_tokens,
+    Endpoint, Facts, MAX_HINT_IDS, MAX_ROUTING_KEY_BYTES, Parsed, Target, endpoint, implicit_key, manual_key, rid_key,
+    routing_key, routing_tokens, strip_lineage, target_worker,
 };
 use crate::token::Token;
 
@@ -74,7 +75,22 @@ pub fn headers(bytes: &[u8]) {
     if let Some(key) = routing_key(bytes) {
         assert!((1..=MAX_ROUTING_KEY_BYTES).contains(&key.len()) && key.as_bytes() == bytes, "{key}");
     }
+    keys(bytes);
     Facts::default().hint(bytes);
+}
+
+/// The headers and the part of a body that may tie a request to a worker.
+fn keys(bytes: &[u8]) {
+    let visible = manual_key(bytes);
+    if let Some(key) = visible {
+        assert!(!key.is_empty() && key.as_bytes() == bytes, "{key}");
+    }
+    assert_eq!(visible.is_none(), target_worker(bytes) == Target::Absent, "both take what can be seen");
+    assert_eq!(implicit_key(|_| Some(bytes.to_vec())).as_deref(), visible, "the first that is there");
+    let text = String::from_utf8_lossy(bytes);
+    let stripped = strip_lineage(&text);
+    assert!(text.starts_with(stripped) && stripped.is_empty() == text.is_empty(), "{text} becomes {stripped}");
+    assert_eq!(rid_key(&text).is_some(), (1..=MAX_ROUTING_KEY_BYTES).contains(&stripped.len()), "{text}");
 }
 
 /// A load snapshot as it is posted and as it comes off the queue: refused with a reason, or numbers to reckon with.

@@ -59,8 +59,26 @@ const REPORT: &[&str] = &[
     "1e309",
     "null",
 ];
-const HEADERS: &[&str] =
-    &["1", "0", "4294967295", ",", " ", "POST ", "/v1/", "chat/completions", "generate", "?", "é", "key"];
+const HEADERS: &[&str] = &[
+    "1",
+    "0",
+    "4294967295",
+    ",",
+    " ",
+    "POST ",
+    "/v1/",
+    "chat/completions",
+    "generate",
+    "?",
+    "é",
+    "key",
+    "_t",
+    "_r",
+    "+",
+    "-",
+    "\t",
+    "\u{7f}",
+];
 const EXCHANGE: &[&str] = &[
     "\n",
     "\n\n",

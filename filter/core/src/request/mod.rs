@@ -5,18 +5,24 @@
 mod body;
 mod cut;
 mod endpoint;
-mod headers;
+mod hint;
 mod ids;
+mod keys;
 mod namespace;
 mod reader;
 mod seed;
+mod target;
 mod text;
 
 #[cfg(test)]
 mod tests;
 
 pub use endpoint::{Endpoint, endpoint};
-pub use headers::{MAX_HINT_BYTES, MAX_HINT_IDS, MAX_ROUTING_KEY_BYTES, routing_key, routing_tokens};
+pub use hint::{MAX_HINT_BYTES, MAX_HINT_IDS, routing_tokens};
+pub use keys::{
+    IMPLICIT_KEY_HEADERS, MAX_ROUTING_KEY_BYTES, implicit_key, manual_key, rid_key, routing_key, strip_lineage,
+};
+pub use target::{Target, target_worker};
 
 /// Routing text beyond this many bytes is counted and neither kept nor compared: prompts that agree so far
 /// share all of the cache that matters.

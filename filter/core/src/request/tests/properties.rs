@@ -4,7 +4,10 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-use super::super::{Endpoint, Facts, Parsed, endpoint, routing_key, routing_tokens};
+use super::super::{
+    Endpoint, Facts, Parsed, Target, endpoint, manual_key, rid_key, routing_key, routing_tokens, strip_lineage,
+    target_worker,
+};
 use super::{read, read_cut};
 
 /// Strings with every kind of escape, several scripts, and what the cut looks for.
@@ -154,6 +157,22 @@ proptest! {
     }
 
     #[test]
+    fn every_number_is_a_position(number in any::<usize>(), plus in any::<bool>(), zeros in 0..200usize) {
+        let header = format!("{}{}{number}", if plus { "+" } else { "" }, "0".repeat(zeros));
+        prop_assert_eq!(target_worker(header.as_bytes()), Target::Index(number));
+    }
+
+    #[test]
+    fn a_key_is_the_same_in_every_turn_and_retry(key in "\\PC{0,20}[^0-9]", turn in any::<u64>(), retry in any::<u64>()) {
+        let all = [format!("{key}_t{turn}"), format!("{key}_r{retry}"), format!("{key}_t{turn}_r{retry}")];
+        for marked in &all {
+            prop_assert_eq!(strip_lineage(marked), key.as_str());
+            prop_assert_eq!(rid_key(marked), routing_key(key.as_bytes()));
+        }
+        prop_assert_eq!(strip_lineage(&key), key.as_str());
+    }
+
+    #[test]
     fn random_bytes_never_trap(bytes in vec(any::<u8>(), 0..200), complete in any::<bool>()) {
         check_never_traps(&bytes, complete);
     }
@@ -206,7 +225,8 @@ fn check_never_traps(bytes: &[u8], complete: bool) {
     }
     let _ = endpoint(bytes, bytes);
     routing_tokens(bytes, &mut facts.tokens);
-    let _ = routing_key(bytes);
+    let _ = (routing_key(bytes), manual_key(bytes), target_worker(bytes));
+    let _ = rid_key(&String::from_utf8_lossy(bytes));
     facts.hint(bytes);
 }
 

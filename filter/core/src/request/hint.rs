@@ -1,13 +1,10 @@
-//! The routing headers whose values have a form of their own.
+//! The header in which a client gives the token ids of its prompt.
 
 /// A longer `x-smg-routing-tokens` is ignored, in bytes.
 pub const MAX_HINT_BYTES: usize = 4096;
 
 /// An `x-smg-routing-tokens` with more ids is ignored.
 pub const MAX_HINT_IDS: usize = 512;
-
-/// A longer routing key is passed over, in bytes.
-pub const MAX_ROUTING_KEY_BYTES: usize = 128;
 
 /// Reads the header `x-smg-routing-tokens`, decimal 32-bit ids with commas and nothing else between them.
 /// True, and the ids in `into`, if the whole header is valid; otherwise `into` is left empty.
@@ -26,16 +23,6 @@ pub fn routing_tokens(header: &[u8], into: &mut Vec<u32>) -> bool {
         }
     }
     true
-}
-
-/// The routing key in a header's value: 1 to [`MAX_ROUTING_KEY_BYTES`] bytes of UTF-8. `None` means that the next
-/// configured header is tried.
-#[must_use]
-pub fn routing_key(header: &[u8]) -> Option<&str> {
-    if header.is_empty() || header.len() > MAX_ROUTING_KEY_BYTES {
-        return None;
-    }
-    std::str::from_utf8(header).ok()
 }
 
 fn id(digits: &[u8]) -> Option<u32> {
@@ -78,16 +65,5 @@ mod tests {
         check("١".as_bytes(), None);
         check(vec!["1"; MAX_HINT_IDS + 1].join(",").as_bytes(), None);
         check(format!("{}1", "0".repeat(MAX_HINT_BYTES)).as_bytes(), None);
-    }
-
-    #[test]
-    fn keys_are_short_text() {
-        assert_eq!(routing_key(b"user-123"), Some("user-123"));
-        assert_eq!(routing_key("ключ".as_bytes()), Some("ключ"));
-        assert_eq!(routing_key(b""), None);
-        assert_eq!(routing_key(b"\xff"), None);
-        assert_eq!(routing_key(&[b'k'; 128]).map(str::len), Some(128));
-        assert_eq!(routing_key(&[b'k'; 129]), None);
-        assert_eq!(routing_key(&[b'k'; 300]), None);
     }
 }
