@@ -2,6 +2,7 @@
 
 mod audit;
 mod available;
+mod bucketless;
 mod gauges;
 mod ledger;
 mod list;
@@ -36,6 +37,7 @@ use crate::state::turns::Turns;
 use crate::store::{Store, StoreError};
 
 use self::audit::Audit;
+use self::bucketless::Bucketless;
 use self::requests::Requests;
 use self::roster::Roster;
 use self::tally::Tally;
@@ -112,6 +114,7 @@ pub struct Balancer {
     /// Workers of the last snapshot that were not kept.
     dropped: u64,
     warned_passthrough: bool,
+    bucketless: Bucketless,
     warned_unknown: bool,
     census: Census,
     audit: Audit,
@@ -164,6 +167,7 @@ impl Balancer {
             warned_unplaced: false,
             dropped: 0,
             warned_passthrough: false,
+            bucketless: Bucketless::default(),
             warned_unknown: false,
             census: Census::default(),
             audit: Audit::default(),

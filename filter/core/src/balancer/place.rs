@@ -284,7 +284,11 @@ impl Balancer {
 
     /// Metrics and log of a placement.
     fn record(&mut self, context: &mut Context<'_>, fleet: &Fleet, prompt: Prompt<'_>, placement: &Placement) {
-        let policy = self.policy_for(prompt).as_str();
+        let policy = self.policy_for(prompt);
+        if policy == PolicyName::Bucket {
+            self.bucketless.note();
+        }
+        let policy = policy.as_str();
         let model = fleet.model_label(prompt.model);
         let mode = fleet.worker(placement.worker).map_or(ConnectionMode::Http, |worker| worker.mode);
         self.tally.selected(model, policy, mode);

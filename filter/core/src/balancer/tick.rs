@@ -73,6 +73,7 @@ impl Balancer {
         }
         self.renew_fleet(context, leads)?;
         self.warn_unplaced(context);
+        self.bucketless.tell(context);
         if leads {
             self.lead(context, ledger)?;
         }

@@ -75,8 +75,8 @@ const SHARE: &str = "a number from 0 to 1";
 const USAGE: &str = "a number above 0; 1 or more turns it off";
 const NOT_NEGATIVE: &str = "a number, 0 or more";
 const FACTOR: &str = "a number, 1 or more";
-const POLICIES: &str = "cache_aware, least_load, power_of_two, round_robin, random or passthrough \
-     (prefix_hash, consistent_hashing, manual and bucket are not available in this version)";
+const POLICIES: &str = "cache_aware, least_load, power_of_two, round_robin, random, passthrough or bucket \
+     (prefix_hash, consistent_hashing and manual are not available in this version)";
 const LEG_POLICIES: [&str; 9] = [
     "bucket",
     "random",
@@ -224,7 +224,12 @@ const KEYS: &[Key] = &[
     Key::inert("prefix_token_count", POSITIVE, positive),
     Key::inert("prefix_hash_load_factor", FACTOR, factor),
     Key::inert("prefix_hash_balance_abs_threshold", WHOLE, any_count),
-    Key::inert("bucket_adjust_interval_secs", POSITIVE, positive),
+    // Until there is a prefill leg, whose policy alone has buckets.
+    Key::new("bucket_adjust_interval_secs", POSITIVE, |c, v| {
+        put(&mut c.bucket_adjust_secs, count(v, 1))?;
+        c.without_effect.push("bucket_adjust_interval_secs");
+        Some(())
+    }),
     Key::inert("assignment_mode", "random, min_load, min_group or delegate", |v| {
         name(v, &["random", "min_load", "min_group", "delegate"])
     }),

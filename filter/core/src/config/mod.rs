@@ -37,6 +37,8 @@ pub struct Config {
     pub score: ScoreParams,
     /// What `power_of_two` compares.
     pub load_metric: LoadMetric,
+    /// How often `bucket` fits its ranges to what was sent, in seconds. At least 1.
+    pub bucket_adjust_secs: u32,
     /// The circuit breaker of each worker.
     pub breaker: Breaker,
     /// The limits of overload protection for workers that have none of their own; see [`Config::limits`].
@@ -145,6 +147,7 @@ impl Default for Config {
             cache: CacheAware::default(),
             score: ScoreParams::default(),
             load_metric: LoadMetric::ExpectedWait,
+            bucket_adjust_secs: 5,
             breaker: Breaker::default(),
             overload: Overload::default(),
             overload_protection: false,
@@ -252,6 +255,8 @@ named! {
         Random = "random",
         /// The first one there is.
         Passthrough = "passthrough",
+        /// By length, in a prefill leg; elsewhere any.
+        Bucket = "bucket",
     }
 }
 

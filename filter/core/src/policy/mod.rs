@@ -3,6 +3,7 @@
 //! A policy reads nothing by itself and writes nothing: candidates, match, turn and randomness are given to it, and
 //! what its pick costs is credited by the caller in the same atomic step.
 
+pub mod bucket;
 mod cache_aware;
 mod least_load;
 mod overlap;
@@ -130,6 +131,8 @@ pub fn named(name: PolicyName, config: &Config) -> Box<dyn Policy> {
         PolicyName::PowerOfTwo => Box::new(power_of_two::PowerOfTwo::new(config.load_metric)),
         PolicyName::RoundRobin => Box::new(round_robin::RoundRobin),
         PolicyName::Random => Box::new(random::Random),
+        // Only a prefill leg has buckets.
+        PolicyName::Bucket => Box::new(random::Random),
         PolicyName::Passthrough => Box::new(passthrough::Passthrough),
     }
 }

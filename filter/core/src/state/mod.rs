@@ -1,6 +1,6 @@
 //! Bounded state over the shared store.
 
-mod bytes;
+pub(crate) mod bytes;
 pub mod census;
 pub mod fleet;
 pub mod keys;

@@ -111,3 +111,31 @@ fn random_never_takes_a_worker_that_is_out() {
     let picks = picks(&mut vm, 300);
     assert!(!picks.contains(&1) && picks.contains(&0) && picks.contains(&2));
 }
+
+#[test]
+fn bucket_without_buckets_takes_anybody_and_warns_once_a_second() {
+    let mut vm = Vm::alone(config("bucket", 3, ""));
+    vm.fail(1, 10);
+    let picks = picks(&mut vm, 300);
+    assert!(!picks.contains(&1) && picks.contains(&0) && picks.contains(&2));
+    for _ in 0..8 {
+        vm.tick();
+        vm.pick();
+        vm.pass(250);
+    }
+    vm.pass(1000);
+    vm.tick();
+    vm.pass(1000);
+    vm.tick();
+    let told: Vec<u64> = vm
+        .world
+        .log
+        .0
+        .iter()
+        .filter(|(level, line)| *level == Level::Warn && line.contains("bucket"))
+        .filter_map(|(_, line)| line.split_once(": ")?.1.split(' ').next()?.parse().ok())
+        .collect();
+    assert_eq!(told, [300, 4, 4], "every request is told of, and nothing without one");
+    let selected = "smg_worker_selection_total;worker_type=regular;connection_mode=http;model=unknown;policy=bucket";
+    assert_eq!(vm.metric(selected), 308);
+}

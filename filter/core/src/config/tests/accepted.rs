@@ -25,6 +25,7 @@ fn the_defaults_are_smgs() {
     let score = config.score;
     assert_eq!((score.kv_pressure_weight, score.default_throughput), (0.15, 2000.0));
     assert_eq!((score.mean_prefill_tokens, score.max_waiting), (1024, 0));
+    assert_eq!(config.bucket_adjust_secs, 5);
     assert_eq!(config.load_metric, LoadMetric::ExpectedWait);
     let breaker = config.breaker;
     assert_eq!((breaker.failure_threshold, breaker.success_threshold, breaker.timeout_secs), (10, 3, 60));
@@ -126,8 +127,8 @@ fn flags_without_effect_are_checked_and_listed() {
         ("pd_admission_wait_secs", "30"),
     ];
     for (name, value) in flags {
-        let expected = Config { without_effect: vec![name], ..Config::default() };
-        assert_eq!(parse(&format!(r#"{{"{name}":{value}}}"#)), expected);
+        let config = parse(&format!(r#"{{"{name}":{value}}}"#));
+        assert_eq!(config, Config { without_effect: vec![name], ..Config::default() });
     }
 }
 
@@ -266,6 +267,11 @@ fn power_of_two_wants_two_workers_only_where_no_more_can_come() {
     ] {
         assert_eq!(parse(&format!(r#"{{"policy":"power_of_two",{rest}}}"#)).policy, PolicyName::PowerOfTwo);
     }
+}
+
+#[test]
+fn the_interval_of_buckets_is_kept_for_a_prefill_leg() {
+    assert_eq!(parse(r#"{"bucket_adjust_interval_secs":1}"#).bucket_adjust_secs, 1);
 }
 
 #[test]

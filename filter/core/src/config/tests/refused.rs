@@ -45,12 +45,12 @@ fn an_unknown_key_with_the_nearest_known_one() {
 
 #[test]
 fn a_policy_of_another_version() {
-    for policy in ["prefix_hash", "consistent_hashing", "manual", "bucket", "fastest", "Random"] {
+    for policy in ["prefix_hash", "consistent_hashing", "manual", "fastest", "Random"] {
         check(
             "policy",
             &format!("{policy:?}"),
-            "cache_aware, least_load, power_of_two, round_robin, random or passthrough (prefix_hash, \
-             consistent_hashing, manual and bucket are not available in this version)",
+            "cache_aware, least_load, power_of_two, round_robin, random, passthrough or bucket (prefix_hash, \
+             consistent_hashing and manual are not available in this version)",
         );
     }
 }
@@ -114,7 +114,7 @@ fn wrong_types() {
     check(
         "policy",
         "5",
-        "cache_aware, least_load, power_of_two, round_robin, random or passthrough (prefix_hash, consistent_hashing, manual and bucket are not available in this version)",
+        "cache_aware, least_load, power_of_two, round_robin, random, passthrough or bucket (prefix_hash, consistent_hashing and manual are not available in this version)",
     );
     check("cache_threshold", "\"0.3\"", "a number from 0 to 1");
     check("least_load_kv_pressure_weight", "null", "a number; below 0 is the default");
