@@ -53,26 +53,10 @@ pub(super) fn code(details: &[u8]) -> &'static str {
     known.and_then(|known| std::str::from_utf8(known).ok()).unwrap_or("other")
 }
 
-/// The label `endpoint` of an inference request, by its path.
-fn label(endpoint: Endpoint, path: &[u8]) -> &'static str {
-    match endpoint {
-        Endpoint::Chat => "chat",
-        Endpoint::Completions => "completions",
-        Endpoint::Generate => "generate",
-        _ => {
-            let holds = |word: &[u8]| memchr::memmem::find(path, word).is_some();
-            ["responses", "messages", "embeddings", "classify", "rerank"]
-                .into_iter()
-                .find(|name| holds(name.as_bytes()))
-                .unwrap_or("other")
-        }
-    }
-}
-
 impl Account {
     /// An inference request has come.
-    pub(super) fn open(&mut self, endpoint: Endpoint, path: &[u8]) {
-        self.endpoint = Some(label(endpoint, path));
+    pub(super) fn open(&mut self, endpoint: Endpoint) {
+        self.endpoint = Some(endpoint.label());
     }
 
     /// Its body is waited for, because a model or a prompt must be known.

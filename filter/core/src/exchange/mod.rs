@@ -157,11 +157,11 @@ impl Exchange {
         }
         self.key = key_of(scene);
         // An upgrade delivers no body: held, it would hang.
-        if !self.endpoint.has_prompt() || scene.http.request_header("upgrade").is_some() {
+        if !self.endpoint.is_inference() || scene.http.request_header("upgrade").is_some() {
             self.endpoint = Endpoint::Other;
             return self.place(scene);
         }
-        self.account.open(self.endpoint, &path);
+        self.account.open(self.endpoint);
         let needs = scene.balancer.needs(self.named_policy(scene));
         // Their number is the request's size where expected waits are compared.
         if needs.prefix || needs.score {
@@ -174,7 +174,8 @@ impl Exchange {
         let hinted = self.tokens.as_ref().is_some_and(|header| scene.facts.hint(header));
         let needs_model = self.model.is_none() && scene.balancer.fleet().needs_model();
         let can_decide = !needs_model && (hinted || !needs.prefix);
-        if ends || can_decide {
+        // An upload is never held.
+        if ends || can_decide || !self.endpoint.has_prompt() {
             return self.place(scene);
         }
         if scene.balancer.bodies == Bodies::Missing {
@@ -321,7 +322,7 @@ impl Exchange {
 
     fn place(&mut self, scene: &mut Scene<'_, '_>) -> Step {
         self.phase = Phase::Done;
-        let any_worker = !self.endpoint.has_prompt();
+        let any_worker = !self.endpoint.is_inference();
         let facts = &*scene.facts;
         let prompt = if any_worker {
             Prompt { any_worker, key: self.key, ..Prompt::default() }

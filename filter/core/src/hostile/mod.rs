@@ -17,8 +17,9 @@ use crate::config::{Config, OnInvalidConfig};
 use crate::ingest;
 use crate::report::{Load, Snapshot};
 use crate::request::{
-    Endpoint, Facts, MAX_HINT_IDS, MAX_ROUTING_KEY_BYTES, Parsed, Target, endpoint, implicit_key, manual_key, rid_key,
-    routing_key, routing_tokens, strip_lineage, target_worker,
+    Endpoint, Facts, MAX_HINT_IDS, MAX_RESPONSE_ID_BYTES, MAX_RID_BYTES, MAX_ROUTING_KEY_BYTES, Parsed, Target,
+    endpoint, implicit_key, manual_key, response_id, rid_key, routing_key, routing_tokens, strip_lineage,
+    target_worker,
 };
 use crate::token::Token;
 
@@ -44,12 +45,15 @@ pub fn config(bytes: &[u8]) {
 /// A request's body: what was read of it is never more than there is, whole or cut.
 pub fn body(bytes: &[u8]) {
     let mut facts = Facts::default();
-    for endpoint in [Endpoint::Chat, Endpoint::Completions, Endpoint::Generate, Endpoint::OtherInference] {
-        for complete in [false, true] {
+    for endpoint in Endpoint::WITH_PROMPT {
+        for (complete, wants_rid) in [(false, true), (true, false), (true, true)] {
+            facts.wants_rid = wants_rid;
             facts.read_body(endpoint, bytes, complete);
             assert!(facts.text.len() as u64 <= facts.text_bytes, "a text is longer than itself");
             assert!(facts.tokens.len() as u64 <= facts.token_count, "there are more ids than there are");
             assert!(!complete || facts.end != Parsed::Cut, "nothing more will come");
+            assert!(facts.rid.len() <= if wants_rid { MAX_RID_BYTES } else { 0 }, "a rid too much");
+            assert!(facts.previous_response_id.len() <= MAX_RESPONSE_ID_BYTES, "an id too long");
         }
     }
 }
@@ -58,7 +62,11 @@ pub fn body(bytes: &[u8]) {
 pub fn headers(bytes: &[u8]) {
     let mut parts = bytes.splitn(2, |byte| *byte == b' ');
     let (method, path) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-    let _ = endpoint(method, path);
+    let kind = endpoint(method, path);
+    if kind == Endpoint::ResponseById {
+        let id = response_id(path).unwrap_or_default();
+        assert!((1..=MAX_RESPONSE_ID_BYTES).contains(&id.len()) && !id.contains(&b'/'), "{id:?}");
+    }
     if let Some((mut vm, token)) = Vm::of_three("random").zip(Token::new("token")) {
         let head = ingest::Head { method, path, authorization: bytes, ends: bytes.len().is_multiple_of(2) };
         let open = vm.run(|context, _, _| ingest::refuse_head(context, None, head).is_none());

@@ -69,6 +69,8 @@ const HEADERS: &[&str] = &[
     "/v1/",
     "chat/completions",
     "generate",
+    "GET /v1/responses/",
+    "cancel",
     "?",
     "é",
     "key",

@@ -8,6 +8,7 @@ mod endpoint;
 mod hint;
 mod ids;
 mod keys;
+mod message;
 mod namespace;
 mod reader;
 mod seed;
@@ -17,7 +18,7 @@ mod text;
 #[cfg(test)]
 mod tests;
 
-pub use endpoint::{Endpoint, endpoint};
+pub use endpoint::{Endpoint, MAX_RESPONSE_ID_BYTES, endpoint, response_id};
 pub use hint::{MAX_HINT_BYTES, MAX_HINT_IDS, routing_tokens};
 pub use keys::{
     IMPLICIT_KEY_HEADERS, MAX_ROUTING_KEY_BYTES, implicit_key, manual_key, rid_key, routing_key, strip_lineage,
@@ -30,6 +31,9 @@ pub const MAX_TEXT_BYTES: usize = 512 << 10;
 
 /// Token ids beyond this many are counted and not kept; in memory they take as much as [`MAX_TEXT_BYTES`].
 pub const MAX_TOKENS: usize = MAX_TEXT_BYTES / size_of::<u32>();
+
+/// A longer `rid` is none, in bytes: what is left of it without its marks could hardly be short enough for a key.
+pub const MAX_RID_BYTES: usize = 1024;
 
 /// A model id of ordinary length keeps its buffer from request to request; a client's absurd one does not.
 const MODEL_BUFFER_BYTES: usize = 4 << 10;
@@ -68,6 +72,13 @@ pub struct Facts {
     pub stream: bool,
     /// Names the cache partition, from the cache salt, the extra key and the LoRA adapter; `None` without any.
     pub namespace: Option<u64>,
+    /// Whether [`Facts::rid`] is looked for. [`Facts::clear`] forgets this wish too.
+    pub wants_rid: bool,
+    /// The client's name for the request as the body has it, for [`rid_key`]; of a list, as rerank may have one, the
+    /// first. Empty if there is none, if it was not looked for, and if it is longer than [`MAX_RID_BYTES`].
+    pub rid: String,
+    /// The response that the client refers to; empty if there is none, or none of at most [`MAX_RESPONSE_ID_BYTES`].
+    pub previous_response_id: String,
     /// How far the body could be read.
     pub end: Parsed,
     /// Room for text whose place in the routing text is known only later.
@@ -78,6 +89,7 @@ impl Facts {
     /// Forgets everything and keeps the buffers for the next request.
     pub fn clear(&mut self) {
         self.hinted = false;
+        self.wants_rid = false;
         self.clear_body();
     }
 
@@ -115,6 +127,8 @@ impl Facts {
         }
         self.stream = false;
         self.namespace = None;
+        self.rid.clear();
+        self.previous_response_id.clear();
         self.end = Parsed::NotRead;
         self.aside.clear();
     }

@@ -10,10 +10,11 @@ use serde_json::Deserializer;
 
 use super::cut::open_string;
 use super::ids::Ids;
+use super::message::{Kind, Message, Part};
 use super::namespace::Namespace;
 use super::seed::{At, Place};
-use super::text::{Mark, Text};
-use super::{Endpoint, Facts, MAX_TEXT_BYTES};
+use super::text::Text;
+use super::{Endpoint, Facts, MAX_RESPONSE_ID_BYTES, MAX_RID_BYTES, MAX_TEXT_BYTES};
 
 /// More of a model's name is not kept, in bytes.
 const MAX_MODEL_BYTES: usize = 1024;
@@ -38,19 +39,6 @@ pub(super) struct Reader<'f> {
     has_prompt: bool,
     in_system: bool,
     ids: Ids,
-}
-
-#[derive(Default)]
-struct Message {
-    begins: Mark,
-    by_assistant: bool,
-    content_read: bool,
-}
-
-#[derive(Default)]
-struct Part {
-    begins: Mark,
-    is_text: bool,
 }
 
 impl<'f> Reader<'f> {
@@ -80,14 +68,41 @@ impl<'f> Reader<'f> {
         self.endpoint
     }
 
+    /// Whether the member at this place is looked for.
+    pub(super) fn wants(&self, place: Place) -> bool {
+        self.facts.wants_rid || !matches!(place, Place::Rid | Place::Rids)
+    }
+
     pub(super) fn string(&mut self, place: Place, value: &[u8]) {
         match place {
-            Place::Content | Place::PromptItem | Place::Input | Place::InputItem => self.text.push(value),
+            // Only here even an empty piece is set off by a space.
+            Place::Content | Place::PartText if self.endpoint == Endpoint::Responses => {
+                self.text.push_even_empty(value);
+            }
+            Place::Content | Place::PromptItem | Place::Query | Place::Inputs | Place::InputString | Place::Input => {
+                self.text.push(value)
+            }
             Place::Prompt => {
                 self.has_prompt = true;
                 self.text.push(value);
             }
             Place::PartText => self.parts_text().push(value),
+            Place::ItemText => {
+                if let Some(item) = &mut self.message {
+                    item.has_text = true;
+                }
+                self.text.push(value);
+            }
+            Place::ItemType => {
+                let kind = Kind::of(self.endpoint, value);
+                if let Some(item) = &mut self.message {
+                    item.kind = kind;
+                }
+            }
+            Place::Rid | Place::Rids | Place::FirstRid => keep(&mut self.facts.rid, value, MAX_RID_BYTES),
+            Place::PreviousResponse => {
+                keep(&mut self.facts.previous_response_id, value, MAX_RESPONSE_ID_BYTES);
+            }
             Place::System | Place::Reasoning => self.aside.push(value),
             // A name that long is nobody's: its beginning tells as much, and is no burden.
             Place::Model => {
@@ -101,7 +116,7 @@ impl<'f> Reader<'f> {
                 }
             }
             Place::PartType => {
-                let is_text = self.is_text_type(value);
+                let is_text = Part::is_text(self.endpoint, value);
                 if let Some(part) = &mut self.part {
                     part.is_text = is_text;
                 }
@@ -153,7 +168,7 @@ impl<'f> Reader<'f> {
     pub(super) fn object_begins(&mut self, place: Place) {
         let begins = self.parts_text().mark();
         match place {
-            Place::Message | Place::InputItem => self.message = Some(Message { begins, ..Message::default() }),
+            Place::Message | Place::Item => self.message = Some(Message { begins, ..Message::default() }),
             Place::Part => self.part = Some(Part { begins, ..Part::default() }),
             _ => self.no_id(place),
         }
@@ -161,7 +176,7 @@ impl<'f> Reader<'f> {
 
     pub(super) fn object_ends(&mut self, place: Place) {
         match place {
-            Place::Message | Place::InputItem => self.message_ends(true),
+            Place::Message | Place::Item => self.message_ends(true),
             Place::Part => self.part_ends(),
             _ => {}
         }
@@ -170,15 +185,21 @@ impl<'f> Reader<'f> {
     /// A member begins: an earlier one of the same name is forgotten.
     pub(super) fn value_begins(&mut self, place: Place) {
         match place {
-            Place::Messages | Place::Input => self.text.clear(),
+            Place::Messages | Place::Query | Place::Inputs | Place::Input => self.text.clear(),
             Place::Prompt => {
                 self.has_prompt = false;
                 self.text.clear();
             }
-            Place::Content => {
+            Place::Content | Place::ItemText => {
                 if let Some(message) = &mut self.message {
                     message.content_read = false;
+                    message.has_text = false;
                     self.text.rollback(message.begins);
+                }
+            }
+            Place::ItemType => {
+                if let Some(item) = &mut self.message {
+                    item.kind = Kind::Unsaid;
                 }
             }
             Place::Reasoning => self.aside.clear(),
@@ -196,6 +217,8 @@ impl<'f> Reader<'f> {
             Place::Stream => self.facts.stream = false,
             Place::Namespace(field) => self.namespace.set(field, b""),
             Place::InputIds => self.ids_begin(),
+            Place::Rid | Place::Rids => self.facts.rid.clear(),
+            Place::PreviousResponse => self.facts.previous_response_id.clear(),
             _ => {}
         }
     }
@@ -220,7 +243,10 @@ impl<'f> Reader<'f> {
             | Place::PartText
             | Place::Prompt
             | Place::PromptItem
-            | Place::Input),
+            | Place::Query
+            | Place::Inputs
+            | Place::Input
+            | Place::ItemText),
         ) = self.open
         else {
             return;
@@ -241,7 +267,7 @@ impl<'f> Reader<'f> {
             Endpoint::Generate if whole && !self.has_prompt && self.facts.token_count == 0 => {
                 std::mem::swap(&mut self.text, &mut self.aside);
             }
-            Endpoint::OtherInference if self.aside.bytes > 0 => {
+            Endpoint::Messages if self.aside.bytes > 0 => {
                 self.aside.push_text(&self.text);
                 std::mem::swap(&mut self.text, &mut self.aside);
             }
@@ -257,11 +283,15 @@ impl<'f> Reader<'f> {
     /// Appends the reasoning to the content. Content that may still come belongs in front of it.
     fn message_ends(&mut self, whole: bool) {
         let Some(message) = self.message.take() else { return };
-        if self.endpoint == Endpoint::Chat {
-            if message.by_assistant && (whole || message.content_read) {
-                self.text.push_text(&self.aside);
+        match self.endpoint {
+            Endpoint::Chat => {
+                if message.by_assistant && (whole || message.content_read) {
+                    self.text.push_text(&self.aside);
+                }
+                self.aside.clear();
             }
-            self.aside.clear();
+            Endpoint::Responses | Endpoint::Interactions if !message.counts() => self.text.rollback(message.begins),
+            _ => {}
         }
     }
 
@@ -276,14 +306,6 @@ impl<'f> Reader<'f> {
         if self.in_system { &mut self.aside } else { &mut self.text }
     }
 
-    fn is_text_type(&self, name: &[u8]) -> bool {
-        match name {
-            b"text" => true,
-            b"input_text" | b"output_text" | b"reasoning_text" => self.endpoint == Endpoint::OtherInference,
-            _ => false,
-        }
-    }
-
     fn ids_begin(&mut self) {
         self.ids = Ids { broken: self.facts.hinted, ..Ids::default() };
         if !self.facts.hinted {
@@ -291,5 +313,12 @@ impl<'f> Reader<'f> {
             self.facts.token_count = 0;
         }
         self.aside.clear();
+    }
+}
+
+/// Takes a name of at most `most` bytes; a longer one, and one that is not UTF-8, names nothing.
+fn keep(into: &mut String, value: &[u8], most: usize) {
+    if let (true, Ok(name)) = (value.len() <= most, std::str::from_utf8(value)) {
+        into.push_str(name);
     }
 }

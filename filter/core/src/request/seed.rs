@@ -34,10 +34,24 @@ pub(super) enum Place {
     /// A string or an array of strings that is the whole routing text.
     Prompt,
     PromptItem,
-    /// The input of responses and embeddings: a string, or an array of strings and messages.
+    /// The question of rerank: a string.
+    Query,
+    /// The input of embeddings: a string, or an array whose strings count.
+    Inputs,
+    InputString,
+    /// The input of responses and interactions: a string, or an array of items.
     Input,
-    InputItem,
+    Item,
+    ItemType,
+    /// The text of an item that is a content itself.
+    ItemText,
     System,
+    /// The client's name for the request ...
+    Rid,
+    /// ... of which the first counts.
+    Rids,
+    FirstRid,
+    PreviousResponse,
     InputIds,
     /// An id, or a sequence of a batch.
     IdOrSequence,
@@ -51,10 +65,16 @@ impl Place {
     fn member(self, endpoint: Endpoint, key: &[u8]) -> Option<Self> {
         match self {
             Self::Document => Self::top_level(endpoint, key),
-            Self::Message | Self::InputItem => match key {
+            Self::Message => match key {
                 b"role" => Some(Self::Role),
                 b"content" => Some(Self::Content),
                 b"reasoning_content" if endpoint == Endpoint::Chat => Some(Self::Reasoning),
+                _ => None,
+            },
+            Self::Item => match key {
+                b"type" => Some(Self::ItemType),
+                b"content" => Some(Self::Content),
+                b"text" if endpoint == Endpoint::Interactions => Some(Self::ItemText),
                 _ => None,
             },
             Self::Part => match key {
@@ -67,20 +87,24 @@ impl Place {
     }
 
     fn top_level(endpoint: Endpoint, key: &[u8]) -> Option<Self> {
+        use Endpoint::{Chat, Classify, Completions, Embeddings, Generate, Interactions, Messages, Rerank, Responses};
         match (key, endpoint) {
             (b"model", _) => Some(Self::Model),
             (b"stream", _) => Some(Self::Stream),
-            (b"cache_salt", _) => Some(Self::Namespace(Field::CacheSalt)),
-            (b"extra_key", _) => Some(Self::Namespace(Field::ExtraKey)),
-            (b"lora_path", _) => Some(Self::Namespace(Field::LoraPath)),
-            (b"lora_id", Endpoint::Generate) => Some(Self::Namespace(Field::LoraId)),
-            (b"messages", Endpoint::Chat | Endpoint::OtherInference) => Some(Self::Messages),
-            (b"prompt", Endpoint::Completions)
-            | (b"text", Endpoint::Generate)
-            | (b"query", Endpoint::OtherInference) => Some(Self::Prompt),
-            (b"input_ids", Endpoint::Generate) => Some(Self::InputIds),
-            (b"input", Endpoint::OtherInference) => Some(Self::Input),
-            (b"system", Endpoint::OtherInference) => Some(Self::System),
+            (b"cache_salt", Chat | Completions | Messages | Generate) => Some(Self::Namespace(Field::CacheSalt)),
+            (b"extra_key", Chat | Completions | Messages | Generate) => Some(Self::Namespace(Field::ExtraKey)),
+            (b"lora_path", Chat | Completions | Messages | Generate) => Some(Self::Namespace(Field::LoraPath)),
+            (b"lora_id", Generate) => Some(Self::Namespace(Field::LoraId)),
+            (b"messages", Chat | Messages) => Some(Self::Messages),
+            (b"system", Messages) => Some(Self::System),
+            (b"prompt", Completions) | (b"text", Generate) => Some(Self::Prompt),
+            (b"input_ids", Generate) => Some(Self::InputIds),
+            (b"input", Embeddings | Classify) => Some(Self::Inputs),
+            (b"input", Responses | Interactions) => Some(Self::Input),
+            (b"query", Rerank) => Some(Self::Query),
+            (b"rid", Chat | Completions | Messages | Generate | Embeddings | Classify) => Some(Self::Rid),
+            (b"rid", Rerank) => Some(Self::Rids),
+            (b"previous_response_id", Responses) => Some(Self::PreviousResponse),
             _ => None,
         }
     }
@@ -91,7 +115,9 @@ impl Place {
             Self::Messages => Some(Self::Message),
             Self::Content | Self::System => Some(Self::Part),
             Self::Prompt => Some(Self::PromptItem),
-            Self::Input => Some(Self::InputItem),
+            Self::Inputs => Some(Self::InputString),
+            Self::Input => Some(Self::Item),
+            Self::Rids => Some(Self::FirstRid),
             Self::InputIds => Some(Self::IdOrSequence),
             _ => None,
         }
@@ -110,8 +136,16 @@ impl Place {
                 | Self::PartText
                 | Self::Prompt
                 | Self::PromptItem
+                | Self::Query
+                | Self::Inputs
                 | Self::Input
+                | Self::ItemType
+                | Self::ItemText
                 | Self::System
+                | Self::Rid
+                | Self::Rids
+                | Self::FirstRid
+                | Self::PreviousResponse
         )
     }
 }
@@ -197,8 +231,8 @@ impl<'de> Visitor<'de> for At<'_, '_> {
         if let Some(place) = element {
             loop {
                 match elements.next_element_seed(At { place, reader: &mut *reader }) {
-                    Ok(Some(())) => {}
-                    Ok(None) => break,
+                    Ok(Some(())) if place != Place::FirstRid => {}
+                    Ok(_) => break,
                     Err(_) if forgiven(reader) => break,
                     Err(error) => return Err(error),
                 }
@@ -265,6 +299,7 @@ impl Visitor<'_> for Key<'_, '_> {
     }
 
     fn visit_bytes<E>(self, name: &[u8]) -> Result<Option<Place>, E> {
-        Ok(self.place.member(self.reader.endpoint(), name))
+        let member = self.place.member(self.reader.endpoint(), name);
+        Ok(member.filter(|place| self.reader.wants(*place)))
     }
 }

@@ -7,6 +7,8 @@ use super::MAX_TEXT_BYTES;
 pub(super) struct Text {
     pub(super) kept: Vec<u8>,
     pub(super) bytes: u64,
+    /// Whether there is a piece, be it an empty one.
+    begun: bool,
 }
 
 /// A length that a text can be taken back to.
@@ -14,24 +16,30 @@ pub(super) struct Text {
 pub(super) struct Mark {
     kept: usize,
     bytes: u64,
+    begun: bool,
 }
 
 impl Text {
     /// An empty text in the buffer `kept`.
     pub(super) fn in_buffer(mut kept: Vec<u8>) -> Self {
         kept.clear();
-        Self { kept, bytes: 0 }
+        Self { kept, ..Self::default() }
     }
 
     /// Adds a piece. An empty one adds nothing, not even a space.
     pub(super) fn push(&mut self, piece: &[u8]) {
-        if piece.is_empty() {
-            return;
+        if !piece.is_empty() {
+            self.push_even_empty(piece);
         }
-        if self.bytes > 0 {
-            self.append(b" ", 1);
+    }
+
+    /// Adds a piece. An empty one is set off by a space like any other.
+    pub(super) fn push_even_empty(&mut self, piece: &[u8]) {
+        if self.begun {
+            self.append(b" ");
         }
-        self.append(piece, piece.len() as u64);
+        self.begun = true;
+        self.append(piece);
     }
 
     /// Adds another text as if its pieces had been added one by one.
@@ -41,23 +49,24 @@ impl Text {
     }
 
     pub(super) fn mark(&self) -> Mark {
-        Mark { kept: self.kept.len(), bytes: self.bytes }
+        Mark { kept: self.kept.len(), bytes: self.bytes, begun: self.begun }
     }
 
     /// Forgets what was added since `mark`.
     pub(super) fn rollback(&mut self, mark: Mark) {
         self.kept.truncate(mark.kept);
         self.bytes = mark.bytes;
+        self.begun = mark.begun;
     }
 
     pub(super) fn clear(&mut self) {
         self.rollback(Mark::default());
     }
 
-    fn append(&mut self, piece: &[u8], bytes: u64) {
+    fn append(&mut self, piece: &[u8]) {
         let room = MAX_TEXT_BYTES.saturating_sub(self.kept.len());
         self.kept.extend_from_slice(piece.get(..room).unwrap_or(piece));
-        self.bytes += bytes;
+        self.bytes += piece.len() as u64;
     }
 }
 
@@ -72,6 +81,22 @@ mod tests {
             text.push(piece.as_bytes());
         }
         assert_eq!((text.kept.as_slice(), text.bytes), (b"a  b".as_slice(), 4));
+    }
+
+    #[test]
+    fn empty_pieces_can_count() {
+        let mut text = Text::default();
+        text.push_even_empty(b"");
+        let mark = text.mark();
+        text.push_even_empty(b"");
+        text.push_even_empty(b"a");
+        assert_eq!((text.kept.as_slice(), text.bytes), (b"  a".as_slice(), 3));
+        text.rollback(mark);
+        text.push_even_empty(b"b");
+        assert_eq!(text.kept, b" b");
+        text.clear();
+        text.push_even_empty(b"c");
+        assert_eq!(text.kept, b"c");
     }
 
     #[test]

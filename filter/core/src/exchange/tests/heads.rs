@@ -25,6 +25,22 @@ fn a_request_without_a_body_never_waits() {
 }
 
 #[test]
+fn an_upload_is_placed_by_the_policy_and_never_held() {
+    for path in ["/v1/audio/transcriptions", "/v1/audio/translations"] {
+        let mut bench = Bench::new(config("cache_aware", 3, ""));
+        let mut http = Script { body: b"--x\r\n".to_vec(), ..Script::of("POST", path) };
+        let mut exchange = Exchange::default();
+        routed(&bench.headers(&mut exchange, &mut http, false));
+        assert!(!exchange.wants_body(), "{path}");
+        assert_eq!(bench.body(&mut exchange, &mut http, 5, true), Step::Continue);
+        assert_eq!((http.reads, bench.in_flight(3)), (0, 1), "{path}");
+        assert_eq!(bench.vm.metric("smg_cache_aware_policy_branch_total;branch=expected_wait_fallback"), 1, "{path}");
+        bench.done(&mut exchange, &mut http);
+        assert_eq!(bench.in_flight(3), 0);
+    }
+}
+
+#[test]
 fn token_ids_in_the_header_decide_at_once_and_are_consumed() {
     let mut bench = Bench::new(config("cache_aware", 8, ""));
     let ids: Vec<String> = (0..64).map(|id| id.to_string()).collect();

@@ -52,6 +52,8 @@ fn requests_are_counted_by_model_endpoint_and_streaming() {
         ("/v1/completions", r#"{"model":"m","prompt":"a"}"#),
         ("/v1/embeddings", r#"{"model":"a client's invention","input":"a"}"#),
         ("/v1/rerank?x", r#"{"model":"m","query":"a"}"#),
+        ("/v1/interactions", r#"{"model":"m","input":"a"}"#),
+        ("/v1/audio/translations", "--boundary"),
     ] {
         let http = Script { body: body.into(), ..Script::of("POST", path) };
         exchanged(&mut bench, http, 200, "via_upstream", 1);
@@ -61,15 +63,21 @@ fn requests_are_counted_by_model_endpoint_and_streaming() {
     let expected = [
         ("m;endpoint=chat;streaming=false", 2),
         ("m;endpoint=completions;streaming=false", 1),
+        ("m;endpoint=interactions;streaming=false", 1),
         ("m;endpoint=rerank;streaming=false", 1),
         ("n;endpoint=chat;streaming=true", 1),
+        ("unknown;endpoint=audio_transcriptions;streaming=unknown", 1),
         ("unknown;endpoint=embeddings;streaming=false", 1),
     ]
     .map(|(labels, number)| (format!("{OF}{labels}"), number));
     assert_eq!(counted(&mut bench, "smg_router_requests_total"), expected);
     let refused = format!("{OF}unknown;endpoint=embeddings;error_type=no_workers");
     check(&mut bench, "smg_router_request_errors_total", &[(&refused, 1)]);
-    check(&mut bench, "smg_router_request_body_path_total", &[("path=buffer;reason=model_ambiguous", 6)]);
+    check(
+        &mut bench,
+        "smg_router_request_body_path_total",
+        &[("path=buffer;reason=model_ambiguous", 7), ("path=stream;reason=pure_forward", 1)],
+    );
 }
 
 #[test]

@@ -63,9 +63,42 @@ fn unset_fields_make_no_partition() {
         r#"{"lora_id":"only on generate"}"#,
         r#"{"cache_salt":"a","cache_salt":""}"#,
         r#"{"messages":[{"role":"user","content":"x","cache_salt":"a"}]}"#,
+        r#"{"cache_salt":["a"],"extra_key":7,"lora_path":true}"#,
+        r#"{"cache_salt":"a","cache_salt":null}"#,
+        r#"{"lora_path":"a","lora_path":["b",null]}"#,
+        r#"{"Cache_salt":"a","metadata":{"extra_key":"b"}}"#,
     ] {
         assert_eq!(read(Endpoint::Chat, body).namespace, None, "{body}");
     }
+}
+
+#[test]
+fn only_what_the_engines_cache_by_partition_is_partitioned() {
+    let body = r#"{"cache_salt":"a","extra_key":"b","lora_path":"c","lora_id":"d","input_ids":[1],"text":"t"}"#;
+    let without_id = r#"{"cache_salt":"a","extra_key":"b","lora_path":"c"}"#;
+    for endpoint in Endpoint::WITH_PROMPT {
+        let partitioned =
+            matches!(endpoint, Endpoint::Chat | Endpoint::Completions | Endpoint::Messages | Endpoint::Generate);
+        assert_eq!(read(endpoint, body).namespace.is_some(), partitioned, "{endpoint:?}");
+        let reads_id = read(endpoint, body).namespace != read(endpoint, without_id).namespace;
+        assert_eq!(reads_id, endpoint == Endpoint::Generate, "{endpoint:?}");
+    }
+    let facts = read(Endpoint::Generate, body);
+    assert_eq!(
+        (facts.tokens.as_slice(), facts.namespace),
+        (
+            [1].as_slice(),
+            read(Endpoint::Generate, r#"{"lora_id":"d","lora_path":"c","extra_key":"b","cache_salt":"a"}"#).namespace
+        ),
+        "with ids as with text"
+    );
+}
+
+#[test]
+fn a_partition_far_back_in_the_body_counts_for_a_whole_body_only() {
+    let body = r#"{"messages":[{"content":"a"}],"cache_salt":"s"}"#;
+    assert_eq!(read_cut(Endpoint::Chat, &body[..body.len() - 3]).namespace, None, "half a salt is none");
+    assert!(read_cut(Endpoint::Chat, &body[..body.len() - 1]).namespace.is_some());
 }
 
 #[test]
@@ -110,7 +143,7 @@ fn a_second_reading_replaces_the_first() {
 
 #[test]
 fn a_body_without_a_prompt_is_not_read() {
-    for endpoint in [Endpoint::Other, Endpoint::Models] {
+    for endpoint in [Endpoint::Other, Endpoint::Models, Endpoint::ResponseById, Endpoint::Audio] {
         assert_eq!(read(endpoint, br#"{"model":"m"}"#), Facts::default());
     }
 }

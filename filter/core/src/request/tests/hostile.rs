@@ -3,8 +3,6 @@
 use super::super::{Endpoint, Parsed};
 use super::{read, text};
 
-const ENDPOINTS: [Endpoint; 4] = [Endpoint::Chat, Endpoint::Completions, Endpoint::Generate, Endpoint::OtherInference];
-
 #[test]
 fn what_is_no_json_says_nothing() {
     for body in [
@@ -20,7 +18,7 @@ fn what_is_no_json_says_nothing() {
         "\0",
         "--boundary\r\nContent-Disposition: form-data",
     ] {
-        for endpoint in ENDPOINTS {
+        for endpoint in Endpoint::WITH_PROMPT {
             let facts = read(endpoint, body);
             assert_eq!(
                 (text(&facts).as_str(), facts.model.as_str(), facts.end),
@@ -34,7 +32,7 @@ fn what_is_no_json_says_nothing() {
 #[test]
 fn json_that_is_no_object_says_nothing() {
     for body in ["null", "5", "\"text\"", "[]", "[1]", r#"[{"model":"m"}]"#, "true", "-1", "1.5"] {
-        for endpoint in ENDPOINTS {
+        for endpoint in Endpoint::WITH_PROMPT {
             let facts = read(endpoint, body);
             assert_eq!((text(&facts).as_str(), facts.model.as_str(), facts.end), ("", "", Parsed::Whole), "{body:?}");
         }
@@ -100,8 +98,12 @@ fn ten_thousand_levels_are_skipped_without_recursion() {
             (Endpoint::Completions, "prompt"),
             (Endpoint::Generate, "input_ids"),
             (Endpoint::Generate, "text"),
-            (Endpoint::OtherInference, "input"),
-            (Endpoint::OtherInference, "system"),
+            (Endpoint::Responses, "input"),
+            (Endpoint::Embeddings, "input"),
+            (Endpoint::Interactions, "input"),
+            (Endpoint::Messages, "system"),
+            (Endpoint::Rerank, "query"),
+            (Endpoint::Rerank, "rid"),
             (Endpoint::Chat, "messages"),
             (Endpoint::Chat, "model"),
         ] {

@@ -5,13 +5,13 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::super::{
-    Endpoint, Facts, Parsed, Target, endpoint, manual_key, rid_key, routing_key, routing_tokens, strip_lineage,
-    target_worker,
+    Endpoint, Facts, Parsed, Target, endpoint, manual_key, response_id, rid_key, routing_key, routing_tokens,
+    strip_lineage, target_worker,
 };
 use super::{read, read_cut};
 
 /// Strings with every kind of escape, several scripts, and what the cut looks for.
-fn string() -> impl Strategy<Value = String> {
+pub(super) fn string() -> impl Strategy<Value = String> {
     vec(
         prop_oneof![
             Just("\"".to_owned()),
@@ -183,7 +183,7 @@ proptest! {
     }
 }
 
-const PIECES: [&str; 30] = [
+const PIECES: [&str; 36] = [
     "{",
     "}",
     "[",
@@ -213,17 +213,24 @@ const PIECES: [&str; 30] = [
     "\"model\":",
     "\"system\":",
     "\"input\":",
+    "\"query\":",
+    "\"rid\":",
+    "\"input_text\"",
+    "\"reasoning\"",
+    "\"previous_response_id\":",
+    "\"cache_salt\":",
     "\"a\"",
 ];
 
 fn check_never_traps(bytes: &[u8], complete: bool) {
     let mut facts = Facts::default();
-    for endpoint in [Endpoint::Chat, Endpoint::Completions, Endpoint::Generate, Endpoint::OtherInference] {
+    for (at, endpoint) in Endpoint::WITH_PROMPT.into_iter().enumerate() {
+        facts.wants_rid = at % 2 == 0;
         facts.read_body(endpoint, bytes, complete);
         assert!(facts.text.len() as u64 <= facts.text_bytes);
         assert!(!complete || facts.end != Parsed::Cut);
     }
-    let _ = endpoint(bytes, bytes);
+    let _ = (endpoint(bytes, bytes), response_id(bytes));
     routing_tokens(bytes, &mut facts.tokens);
     let _ = (routing_key(bytes), manual_key(bytes), target_worker(bytes));
     let _ = rid_key(&String::from_utf8_lossy(bytes));

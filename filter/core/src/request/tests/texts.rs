@@ -1,14 +1,7 @@
-//! The routing text of each endpoint, member by member.
+//! The routing text of chats, completions and generate, member by member.
 
-use super::super::{Endpoint, Parsed};
-use super::{read, text};
-
-#[track_caller]
-fn check(endpoint: Endpoint, body: &str, expected: &str) {
-    let facts = read(endpoint, body);
-    assert_eq!(facts.end, Parsed::Whole, "{body}");
-    assert_eq!(text(&facts), expected, "{body}");
-}
+use super::super::Endpoint;
+use super::{check, read};
 
 #[track_caller]
 fn check_messages(messages: &str, expected: &str) {
@@ -131,37 +124,8 @@ fn ids_end_at_the_first_that_is_none() {
         (r#""12""#, 0),
     ] {
         let facts = read(Endpoint::Generate, format!(r#"{{"input_ids":{body}}}"#));
-        assert_eq!((facts.tokens.len(), facts.end), (expected, Parsed::Whole), "{body}");
+        assert_eq!((facts.tokens.len(), facts.end), (expected, crate::request::Parsed::Whole), "{body}");
     }
-}
-
-#[test]
-fn the_other_endpoints_give_their_text() {
-    let other = Endpoint::OtherInference;
-    check(other, r#"{"input":"a"}"#, "a");
-    check(other, r#"{"input":["a",5,[1,2],"b",null]}"#, "a b");
-    check(other, r#"{"input":[1,2,3]}"#, "");
-    check(other, r#"{"query":"q","documents":["a","b"]}"#, "q");
-    check(
-        other,
-        r#"{"instructions":"no","input":[{"type":"message","role":"user","content":[{"type":"input_text","text":"a"},{"type":"input_image","image_url":"x"}]},
-            {"role":"assistant","content":"b"},{"type":"reasoning","content":[{"type":"reasoning_text","text":"c"}]},
-            {"type":"function_call_output","output":"no"},{"type":"message","role":"assistant","content":[{"type":"output_text","text":"d"}]}]}"#,
-        "a b c d",
-    );
-}
-
-#[test]
-fn anthropics_system_prompt_comes_first_wherever_it_stands() {
-    let messages = r#""messages":[{"role":"user","content":"a"},{"role":"assistant","content":[{"type":"thinking","thinking":"no"},{"type":"tool_use","input":{"text":"no"}},{"type":"text","text":"b"}]}]"#;
-    for system in [
-        r#""system":"S""#,
-        r#""system":[{"type":"text","text":"S","cache_control":{"type":"ephemeral"}},{"type":"x","text":"no"}]"#,
-    ] {
-        check(Endpoint::OtherInference, &format!("{{{system},{messages}}}"), "S a b");
-        check(Endpoint::OtherInference, &format!("{{{messages},{system}}}"), "S a b");
-    }
-    check(Endpoint::OtherInference, &format!(r#"{{"system":5,{messages}}}"#), "a b");
 }
 
 #[test]
