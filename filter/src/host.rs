@@ -160,12 +160,10 @@ pub(crate) fn buffer(buffer: u32, most: usize) -> Result<Vec<u8>, Refused> {
     value_of(|value, length| unsafe { proxy_get_buffer_bytes(buffer, 0, most, value, length) })
 }
 
-/// A header's value, if it is there.
+/// A header's value, if it is there; of several of one name the first. An empty one is there.
 pub(crate) fn header(map: u32, name: &str) -> Option<Vec<u8>> {
     // SAFETY: all pointers are valid for the call.
-    value_of(|value, length| unsafe { proxy_get_header_map_value(map, name.as_ptr(), name.len(), value, length) })
-        .ok()
-        .filter(|value| !value.is_empty())
+    value_of(|value, length| unsafe { proxy_get_header_map_value(map, name.as_ptr(), name.len(), value, length) }).ok()
 }
 
 /// Sets a header to exactly this value.

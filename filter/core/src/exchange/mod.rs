@@ -33,7 +33,7 @@ pub const TOKENS_HEADER: &str = "x-smg-routing-tokens";
 
 /// What an exchange may ask of its host. Everything is bytes: clients send what they like.
 pub trait Http {
-    /// A header of the request, while it is held or in its first callback.
+    /// A header of the request, while it is held or in its first callback. An empty one is there.
     fn request_header(&mut self, name: &str) -> Option<Vec<u8>>;
 
     /// A header of the response.
@@ -157,7 +157,7 @@ impl Exchange {
         }
         self.key = key_of(scene);
         // An upgrade delivers no body: held, it would hang.
-        if !self.endpoint.is_inference() || scene.http.request_header("upgrade").is_some() {
+        if !self.endpoint.is_inference() || says(scene.http.request_header("upgrade")) {
             self.endpoint = Endpoint::Other;
             return self.place(scene);
         }
@@ -168,7 +168,8 @@ impl Exchange {
             self.tokens = scene.http.request_header(TOKENS_HEADER);
         }
         if let Some(name) = scene.balancer.config().model_header.clone() {
-            self.model = scene.http.request_header(&name).and_then(|raw| String::from_utf8(raw).ok());
+            let named = scene.http.request_header(&name).and_then(|raw| String::from_utf8(raw).ok());
+            self.model = named.filter(|model| !model.is_empty());
         }
         scene.facts.clear();
         let hinted = self.tokens.as_ref().is_some_and(|header| scene.facts.hint(header));
@@ -372,6 +373,11 @@ fn is_ours(scene: &mut Scene<'_, '_>) -> bool {
     config.route_metadata && scene.http.property(&enabled).is_some_and(|raw| raw.first() == Some(&1))
 }
 
+/// Whether a header says anything.
+fn says(header: Option<Vec<u8>>) -> bool {
+    header.is_some_and(|value| !value.is_empty())
+}
+
 /// The routing key of a request: the first configured header with a valid one.
 fn key_of(scene: &mut Scene<'_, '_>) -> Option<u64> {
     let config = Rc::clone(scene.balancer.config());
@@ -398,6 +404,7 @@ fn route_policy(scene: &mut Scene<'_, '_>) -> Option<PolicyName> {
 fn judge(http: &mut dyn Http, status: u16, tried: bool, worker: Option<&Worker>) -> Verdict {
     let says = |status| worker.map_or_else(|| Outcome::of_status(status), |worker| worker.outcome(status));
     let grpc_status = (200..300).contains(&status).then(|| http.response_header("grpc-status")).flatten();
+    let grpc_status = grpc_status.filter(|code| !code.is_empty());
     if tried && (200..300).contains(&status) && grpc_status.is_none() {
         return Verdict { outcome: Some(says(status)), code: FROM_WORKER };
     }

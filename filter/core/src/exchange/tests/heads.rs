@@ -25,6 +25,13 @@ fn a_request_without_a_body_never_waits() {
 }
 
 #[test]
+fn an_empty_upgrade_is_none() {
+    let mut bench = Bench::new(config("cache_aware", 2, ""));
+    let mut http = Script::chat(chat("m", "hi")).header("upgrade", "");
+    assert_eq!(bench.headers(&mut Exchange::default(), &mut http, false), Step::Pause);
+}
+
+#[test]
 fn an_upload_is_placed_by_the_policy_and_never_held() {
     for path in ["/v1/audio/transcriptions", "/v1/audio/translations"] {
         let mut bench = Bench::new(config("cache_aware", 3, ""));
@@ -85,9 +92,11 @@ fn a_header_can_name_the_model_in_place_of_the_body() {
     let mut bench = Bench::new(parse(text));
     let mut named = Script::chat(chat("a", "hi")).header("x-model", "b");
     assert_eq!(routed(&bench.headers(&mut Exchange::default(), &mut named, false)), 1);
-    let mut unnamed = Script::chat(chat("a", "hi"));
-    assert_eq!(bench.headers(&mut Exchange::default(), &mut unnamed, false), Step::Pause);
-    assert_eq!(routed(&bench.send(&mut unnamed).1), 0);
+    let unnamed = Script::chat(chat("a", "hi"));
+    for mut unnamed in [unnamed.clone(), unnamed.header("x-model", "")] {
+        assert_eq!(bench.headers(&mut Exchange::default(), &mut unnamed, false), Step::Pause);
+        assert_eq!(routed(&bench.send(&mut unnamed).1), 0);
+    }
     let mut unknown = Script::chat(chat("a", "hi")).header("x-model", "c");
     assert_eq!(replied(bench.headers(&mut Exchange::default(), &mut unknown, false)).status, 404);
 }

@@ -3,6 +3,7 @@
 mod bodies;
 mod heads;
 mod metrics;
+mod partitions;
 mod responses;
 mod scope;
 mod starved;
