@@ -7,6 +7,7 @@ mod gauges;
 mod ledger;
 mod list;
 mod place;
+mod placements;
 mod reaper;
 mod requests;
 mod roster;
@@ -30,6 +31,7 @@ use crate::state::census::Census;
 use crate::state::load::SlotId;
 use crate::state::meta::Lease;
 use crate::state::names::with_slots;
+use crate::state::placements::{Placements, Survey};
 use crate::state::report::Entry;
 use crate::state::reporters::Reporters;
 use crate::state::tree::PrefixTree;
@@ -104,6 +106,8 @@ pub struct Balancer {
     reports: HashMap<u16, Rc<CachedReports>>,
     reporters: Reporters,
     tree: PrefixTree,
+    placements: Placements,
+    survey: Survey,
     turns: Turns,
     lease: Lease,
     leads: bool,
@@ -157,6 +161,12 @@ impl Balancer {
             reports: HashMap::new(),
             reporters: Reporters::new(&instance, u16::try_from(config.max_workers).unwrap_or(u16::MAX)),
             tree: PrefixTree::new(&with_slots(&instance, config.max_workers), config.max_tree_size),
+            placements: Placements::new(
+                &with_slots(&instance, config.max_workers),
+                config.max_tree_size,
+                config.cache.ttl_secs,
+            ),
+            survey: Survey::default(),
             turns: Turns::new(&instance),
             lease,
             leads: false,

@@ -14,6 +14,7 @@ use crate::policy::{Branch, Candidate, Pick, View};
 use crate::prefix::path::{self, Node, Root};
 use crate::state::keys::KeyPage;
 use crate::state::load::{BreakerState, Slot, SlotId};
+use crate::state::placements::Known;
 use crate::state::tree::{Found, Label};
 use crate::store::{StoreError, Write};
 
@@ -105,6 +106,8 @@ struct Placement {
     key: Option<u64>,
     healthy: bool,
     found: Found,
+    /// The pages of the prompt's marks, if it is known by them.
+    known: Option<Known>,
 }
 
 impl Balancer {
@@ -130,8 +133,9 @@ impl Balancer {
         }
         let mut nodes = Vec::new();
         let policy = self.policy_for(prompt);
-        if self.needs(policy).prefix {
-            self.path(&fleet, pool, prompt, &mut nodes);
+        let needs = self.needs(policy);
+        if needs.prefix {
+            self.path(&fleet, pool, prompt, needs.placements, &mut nodes);
         }
         ledger.prepare(context.store);
         let placement = match self.choose(context, &fleet, pool, prompt, &nodes, ledger) {
@@ -140,8 +144,10 @@ impl Balancer {
         };
         ledger.save(context.store);
         self.record(context, &fleet, prompt, &placement);
-        let Placement { id, list, key, healthy, found, .. } = placement;
-        if !nodes.is_empty() {
+        let Placement { id, list, key, healthy, found, known, .. } = placement;
+        if let Some(known) = known {
+            self.note_holder(context, known, &nodes, fleet.model_label(prompt.model), id);
+        } else if !nodes.is_empty() {
             // Best effort: a lost race or a failing store costs a hint, never the request.
             let label = Label::new(fleet.model_label(prompt.model), !prompt.tokens.is_empty());
             let evicted = self.tree.insert(context.store, &nodes, label, id, found);
@@ -150,15 +156,17 @@ impl Balancer {
         Ok(Ticket { fleet, list, counted: Some(id), key, healthy })
     }
 
-    /// The nodes of the prompt in the tree of its model.
-    fn path(&self, fleet: &Fleet, pool: &Pool, prompt: Prompt<'_>, nodes: &mut Vec<Node>) {
+    /// The nodes of the prompt in the tree of its model, or its marks.
+    fn path(&self, fleet: &Fleet, pool: &Pool, prompt: Prompt<'_>, marks: bool, nodes: &mut Vec<Node>) {
         let first = pool.workers.first().and_then(|&worker| fleet.worker(worker));
         let model = match prompt.model {
             "" | UNKNOWN_MODEL => first.map_or(UNKNOWN_MODEL, Worker::model),
             model => model,
         };
         let root = Root { seed: self.seed, model, namespace: prompt.namespace };
-        if prompt.tokens.is_empty() {
+        if marks {
+            path::of_boundaries(root, prompt.tokens, &self.config.cache_boundaries, nodes);
+        } else if prompt.tokens.is_empty() {
             path::of_text(root, prompt.text, nodes);
         } else {
             path::of_tokens(root, prompt.tokens, self.config.cache.block_size, nodes);
@@ -177,7 +185,11 @@ impl Balancer {
         let total = if prompt.tokens.is_empty() { prompt.text_bytes } else { prompt.token_count };
         let mut found = Found::default();
         found.matched.total = total;
-        if !nodes.is_empty() {
+        let needs = self.needs(self.policy_for(prompt));
+        let mut known = None;
+        if needs.placements {
+            known = Some(self.placements.read(context.store, nodes)?);
+        } else if !nodes.is_empty() {
             found = self.tree.search(context.store, nodes, total, &|id| fleet.by_slot(id).is_some())?;
         }
         let mut reads = Vec::with_capacity(pool.blocks.len());
@@ -189,7 +201,6 @@ impl Balancer {
             None => None,
         };
         let brings = |id: SlotId| key.as_ref().is_some_and(|(_, known)| known.in_flight(id) == 0);
-        let needs = self.needs(self.policy_for(prompt));
         let mut turn = None;
         let mut searched_again = false;
         let token_ids = (prompt.token_count > 0).then(|| u32::try_from(prompt.token_count).unwrap_or(u32::MAX));
@@ -198,6 +209,9 @@ impl Balancer {
             let candidates = self.candidates(context, fleet, pool, &reads, &reports, needs.last_load);
             if candidates.is_empty() {
                 return Ok(Err(Self::why_nobody(context, fleet, pool, &reads, &reports, prompt.model)));
+            }
+            if let Some(known) = &known {
+                found.matched = self.holders(context, known, nodes, total, &candidates);
             }
             let available = |id: SlotId| candidates.iter().any(|candidate| candidate.id == id);
             if !searched_again
@@ -259,7 +273,7 @@ impl Balancer {
             }
             let brought = brings(id);
             let key = key.and_then(|(key, known)| track(context, ledger, known, key, id, brought));
-            return Ok(Ok(Placement { pick, worker, id, in_flight, list, key, healthy, found }));
+            return Ok(Ok(Placement { pick, worker, id, in_flight, list, key, healthy, found, known }));
         }
         Ok(Err(Refusal::NoAvailableWorkers))
     }
@@ -293,7 +307,8 @@ impl Balancer {
         let mode = fleet.worker(placement.worker).map_or(ConnectionMode::Http, |worker| worker.mode);
         self.tally.selected(model, policy, mode);
         let (pick, matched) = (&placement.pick, &placement.found.matched);
-        if let Some(branch) = pick.branch.filter(|branch| *branch != Branch::KvPressure) {
+        let hashed = placement.known.is_some();
+        if let Some(branch) = pick.branch.filter(|branch| !hashed && *branch != Branch::KvPressure) {
             self.tally.decided(branch, matched.matched, matched.total);
         }
         if !context.log.wants(Level::Debug) {
@@ -301,12 +316,16 @@ impl Balancer {
         }
         let url = fleet.worker(placement.worker).map_or("", |worker| worker.url.as_str());
         if let Some(branch) = pick.branch {
-            let line = format!(
-                "Cache-aware selection index=\"tree\" branch={} worker={url} model_id={model} matched_ratio={:.4} threshold={}",
-                branch.as_str(),
-                matched.ratio(),
-                self.config.cache.threshold
-            );
+            let line = if hashed {
+                super::placements::line(branch, matched, url, model)
+            } else {
+                format!(
+                    "Cache-aware selection index=\"tree\" branch={} worker={url} model_id={model} matched_ratio={:.4} threshold={}",
+                    branch.as_str(),
+                    matched.ratio(),
+                    self.config.cache.threshold
+                )
+            };
             context.log.line(Level::Debug, &line);
         }
         if let Some(score) = pick.score {

@@ -141,6 +141,7 @@ impl Balancer {
             let line = format!("prefix tree: {} nodes in {} bytes", counted.nodes, counted.bytes);
             context.log.line(Level::Info, &line);
         }
+        self.sweep_placements(context)?;
         self.watch(context)
     }
 

@@ -4,7 +4,8 @@ use serde_json::{Map, Value};
 
 use super::values::{ascending, count, header, headers, name, number, strings, whole};
 use super::{
-    Config, ConfigError, LoadMetric, LogLevel, OnInvalidConfig, PolicyName, Role, ScoreParams, reports, workers,
+    CacheIndex, Config, ConfigError, LoadMetric, LogLevel, OnInvalidConfig, PolicyName, Role, ScoreParams, reports,
+    workers,
 };
 
 /// Reads all keys into `config`.
@@ -175,9 +176,12 @@ const KEYS: &[Key] = &[
         put(&mut c.cache.selection_temperature, number(v, |number| number >= 0.0))
     }),
     Key::new("block_size", POSITIVE, |c, v| put(&mut c.cache.block_size, count(v, 1))),
-    Key::new("cache_index", "tree (hash is not available in this version)", |_, v| name(v, &["tree"])),
-    Key::inert("cache_boundaries", "an array of whole numbers above 0, strictly ascending", ascending),
-    Key::inert("cache_ttl_secs", POSITIVE, positive),
+    Key::new("cache_index", "tree or hash", |c, v| put(&mut c.cache.index, CacheIndex::from_name(v.as_str()?))),
+    Key::new("cache_boundaries", "an array of at most 16 whole numbers above 0, strictly ascending", |c, v| {
+        // Each costs a read and a write of shared data.
+        put(&mut c.cache_boundaries, ascending(v).filter(|boundaries| boundaries.len() <= 16))
+    }),
+    Key::new("cache_ttl_secs", POSITIVE, |c, v| put(&mut c.cache.ttl_secs, count(v, 1))),
     Key::inert("eviction_interval", WHOLE, any_count).or("eviction_interval_secs"),
     // least_load
     Key::new("least_load_kv_pressure_weight", "a number; below 0 is the default", |c, v| {

@@ -33,6 +33,8 @@ pub struct Config {
     pub policy: PolicyName,
     /// The settings of `cache_aware`.
     pub cache: CacheAware,
+    /// The numbers of token ids whose beginnings of a prompt are told apart, above 0 and ascending; at most 16.
+    pub cache_boundaries: Vec<u32>,
     /// The expected-wait score as the operator tunes it, for `least_load` only: `cache_aware` uses the defaults.
     pub score: ScoreParams,
     /// What `power_of_two` compares.
@@ -121,6 +123,10 @@ impl Config {
         {
             return Err(ConfigError::value(key, &0.into(), "at least 1 second with the policy cache_aware"));
         }
+        if self.cache.index == CacheIndex::Hash && self.cache_boundaries.is_empty() {
+            let allowed = "tree, or hash together with at least one of cache_boundaries";
+            return Err(ConfigError::value("cache_index", &self.cache.index.as_str().into(), allowed));
+        }
         let longest = given("retry_max_backoff_ms").unwrap_or(30_000);
         if let Some(first) = given("retry_initial_backoff_ms")
             && first > longest
@@ -145,6 +151,7 @@ impl Default for Config {
             instance: String::new(),
             policy: PolicyName::CacheAware,
             cache: CacheAware::default(),
+            cache_boundaries: Vec::new(),
             score: ScoreParams::default(),
             load_metric: LoadMetric::ExpectedWait,
             bucket_adjust_secs: 5,
@@ -288,6 +295,16 @@ named! {
     }
 }
 
+named! {
+    /// How `cache_aware` remembers who was sent which prompts.
+    CacheIndex {
+        /// The prefix tree.
+        Tree = "tree",
+        /// Hashes of a prompt's first token ids, at fixed numbers of them.
+        Hash = "hash",
+    }
+}
+
 /// The settings of `cache_aware`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CacheAware {
@@ -307,6 +324,10 @@ pub struct CacheAware {
     pub selection_temperature: f64,
     /// Token ids per page of the prefix tree.
     pub block_size: u32,
+    /// How prompts are remembered.
+    pub index: CacheIndex,
+    /// With [`CacheIndex::Hash`]: who was sent a prompt counts as its holder for so many seconds. At least 1.
+    pub ttl_secs: u32,
 }
 
 impl Default for CacheAware {
@@ -320,6 +341,8 @@ impl Default for CacheAware {
             overlap_decay: 0.0,
             selection_temperature: 0.0,
             block_size: 16,
+            index: CacheIndex::Tree,
+            ttl_secs: 180,
         }
     }
 }

@@ -50,9 +50,9 @@ pub(super) fn headers(value: &Value) -> Option<Vec<String>> {
 }
 
 /// Whole numbers above 0, each above the one before.
-pub(super) fn ascending(value: &Value) -> Option<()> {
+pub(super) fn ascending(value: &Value) -> Option<Vec<u32>> {
     let numbers: Vec<u32> = value.as_array()?.iter().map(|number| count(number, 1)).collect::<Option<_>>()?;
-    numbers.is_sorted_by(|a, b| a < b).then_some(())
+    numbers.is_sorted_by(|a, b| a < b).then_some(numbers)
 }
 
 /// HTTP statuses.

@@ -34,7 +34,7 @@ impl CacheAware {
     }
 
     /// Whether KV memory is so full somewhere, or so unevenly full, that prefixes must not decide.
-    fn is_under_kv_pressure(&self, candidates: &[Candidate<'_>]) -> bool {
+    pub(super) fn is_under_kv_pressure(&self, candidates: &[Candidate<'_>]) -> bool {
         let (balance, overload) = (self.config.balance_token_usage, self.config.overload_token_usage);
         if balance >= 1.0 && overload >= 1.0 {
             return false;
@@ -59,25 +59,17 @@ impl CacheAware {
         overlap::group(self.config.selection_temperature, &set, &scores, rng)
     }
 
-    fn set(candidates: &[Candidate<'_>], keep: impl Fn(&Candidate<'_>) -> bool) -> Vec<usize> {
-        candidates.iter().enumerate().filter(|(_, candidate)| keep(candidate)).map(|(index, _)| index).collect()
-    }
-}
-
-impl Policy for CacheAware {
-    fn needs(&self) -> Needs {
-        Needs { prefix: true, score: true, ..Needs::default() }
-    }
-
-    fn pick(&self, view: &View<'_>, rng: &mut dyn RngCore) -> Option<Pick> {
-        let candidates = view.candidates;
+    /// The shortest expected wait among the holders `set` that are not hot; if all are, among all workers that are not;
+    /// if there is none, or no holder, among all. The position and its score.
+    pub(super) fn gate(
+        &self,
+        candidates: &[Candidate<'_>],
+        mut set: Vec<usize>,
+        rng: &mut dyn RngCore,
+    ) -> Option<(usize, f64)> {
         #[expect(clippy::cast_precision_loss, reason = "the number of workers is small")]
         let mean = candidates.iter().map(|candidate| f64::from(candidate.in_flight)).sum::<f64>()
             / candidates.len().max(1) as f64;
-        let holds = |candidate: &Candidate| view.prefix.holders.contains(&candidate.id);
-        let pressed = self.is_under_kv_pressure(candidates);
-        let enough = !pressed && view.prefix.ratio() > self.threshold;
-        let mut set = if enough { self.affinity(view, rng) } else { Vec::new() };
         let spills = !set.is_empty();
         set.retain(|&index| candidates.get(index).is_some_and(|candidate| !self.is_hot(candidate, mean)));
         if set.is_empty() && spills {
@@ -89,15 +81,38 @@ impl Policy for CacheAware {
         }
         let mut scores = Vec::with_capacity(set.len());
         expected_wait(&self.params, candidates, &set, &mut scores);
-        let (index, score) = lowest(&set, &scores, rng)?;
+        lowest(&set, &scores, rng)
+    }
+
+    pub(super) fn pick_of(&self, view: &View<'_>, index: usize, score: f64, branch: Branch) -> Pick {
+        let credit = Some(credit(&self.params, view.token_ids));
+        Pick { index, credit, score: Some(score), branch: Some(branch) }
+    }
+
+    pub(super) fn set(candidates: &[Candidate<'_>], keep: impl Fn(&Candidate<'_>) -> bool) -> Vec<usize> {
+        candidates.iter().enumerate().filter(|(_, candidate)| keep(candidate)).map(|(index, _)| index).collect()
+    }
+}
+
+impl Policy for CacheAware {
+    fn needs(&self) -> Needs {
+        Needs { prefix: true, score: true, ..Needs::default() }
+    }
+
+    fn pick(&self, view: &View<'_>, rng: &mut dyn RngCore) -> Option<Pick> {
+        let candidates = view.candidates;
+        let holds = |candidate: &Candidate| view.prefix.holders.contains(&candidate.id);
+        let pressed = self.is_under_kv_pressure(candidates);
+        let enough = !pressed && view.prefix.ratio() > self.threshold;
+        let set = if enough { self.affinity(view, rng) } else { Vec::new() };
+        let (index, score) = self.gate(candidates, set, rng)?;
         let branch = match (enough, candidates.get(index).is_some_and(holds)) {
             (false, _) if pressed => Branch::KvPressure,
             (false, _) => Branch::ExpectedWaitFallback,
             (true, true) => Branch::TreeMatch,
             (true, false) => Branch::Spill,
         };
-        let credit = Some(credit(&self.params, view.token_ids));
-        Some(Pick { index, credit, score: Some(score), branch: Some(branch) })
+        Some(self.pick_of(view, index, score, branch))
     }
 }
 

@@ -5,6 +5,7 @@
 
 pub mod bucket;
 mod cache_aware;
+mod hash_index;
 mod least_load;
 mod overlap;
 mod passthrough;
@@ -15,7 +16,7 @@ pub mod score;
 
 use rand::RngCore;
 
-use crate::config::{Config, PolicyName};
+use crate::config::{CacheIndex, Config, PolicyName};
 use crate::prefix::Match;
 use crate::report::Load;
 use crate::state::load::SlotId;
@@ -61,6 +62,12 @@ pub enum Branch {
     ExpectedWaitFallback,
     /// KV memory is too full, or too unevenly so, to go by prefixes. Logged, not counted.
     KvPressure,
+    /// With `cache_index: hash`, whose branches are logged and not counted: a holder of the prompt's beginning.
+    HashHit,
+    /// The same: no holder of the prompt's beginning could take it.
+    HashSpill,
+    /// The same: fewer token ids than the first boundary.
+    ShortRequest,
 }
 
 impl Branch {
@@ -72,6 +79,9 @@ impl Branch {
             Self::Spill => "spill",
             Self::ExpectedWaitFallback => "expected_wait_fallback",
             Self::KvPressure => "kv_pressure_expected_wait",
+            Self::HashHit => "hash_hit",
+            Self::HashSpill => "hash_spill",
+            Self::ShortRequest => "short_request",
         }
     }
 }
@@ -102,6 +112,8 @@ impl Pick {
 pub struct Needs {
     /// The prompt's holders, hence the request body.
     pub prefix: bool,
+    /// The holders come from the hashes of the prompt's first token ids, not from the prefix tree.
+    pub placements: bool,
     /// A turn of its candidate set.
     pub turn: bool,
     /// Expected wait, for ranking the workers behind the pick.
@@ -126,6 +138,9 @@ pub trait Policy: std::fmt::Debug {
 #[must_use]
 pub fn named(name: PolicyName, config: &Config) -> Box<dyn Policy> {
     match name {
+        PolicyName::CacheAware if config.cache.index == CacheIndex::Hash => {
+            Box::new(hash_index::HashIndex::new(config))
+        }
         PolicyName::CacheAware => Box::new(cache_aware::CacheAware::new(&config.cache)),
         PolicyName::LeastLoad => Box::new(least_load::LeastLoad::new(config.score)),
         PolicyName::PowerOfTwo => Box::new(power_of_two::PowerOfTwo::new(config.load_metric)),

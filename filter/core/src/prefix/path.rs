@@ -6,7 +6,7 @@
 //! least two thirds of the exact one (from 64 bytes on), at 11 nodes for 4 KB and 23 for 512 KB.
 //! A node is named by the hash of everything above it.
 
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
 /// Text deeper than this is not hashed, in bytes: prompts that agree so far are the same to us.
 pub const MAX_TEXT_BYTES: usize = 512 << 10;
@@ -58,6 +58,20 @@ pub fn of_tokens(root: Root<'_>, ids: &[u32], page: u32, into: &mut Vec<Node>) {
     cut(root.hash(2 ^ u64::from(page) << 8), &bytes, page.saturating_mul(4) as usize, page_depth, into);
     for node in into.iter_mut().skip(first) {
         node.depth /= 4;
+    }
+}
+
+/// A mark for each of `boundaries` (ascending numbers of ids) that `ids` reach: the hash of the prompt's first ids, so many.
+pub fn of_boundaries(root: Root<'_>, ids: &[u32], boundaries: &[u32], into: &mut Vec<Node>) {
+    let mut hash = Xxh3::with_seed(root.hash(3));
+    let mut from = 0;
+    for &boundary in boundaries {
+        let to = usize::try_from(boundary).unwrap_or(usize::MAX);
+        let Some(piece) = ids.get(from..to) else { return };
+        let bytes: Vec<u8> = piece.iter().flat_map(|id| id.to_le_bytes()).collect();
+        hash.update(&bytes);
+        into.push(Node { tag: hash.digest(), depth: u64::from(boundary) });
+        from = to;
     }
 }
 
@@ -151,6 +165,29 @@ mod tests {
         of_tokens(ROOT, &[u32::from_le_bytes(*b"aaaa"); 16], 16, &mut tokens);
         assert_ne!(base, tokens[0].tag);
         assert_eq!(tokens[0].depth, 16);
+    }
+
+    #[test]
+    fn a_mark_is_a_boundarys_first_ids() {
+        let marks = |root, ids: &[u32], boundaries: &[u32]| {
+            let mut marks = Vec::new();
+            of_boundaries(root, ids, boundaries, &mut marks);
+            marks
+        };
+        let mut ids: Vec<u32> = (0..100).collect();
+        let whole = marks(ROOT, &ids, &[4, 8, 64, 101]);
+        assert_eq!(whole.iter().map(|mark| mark.depth).collect::<Vec<_>>(), [4, 8, 64]);
+        assert_eq!(marks(ROOT, &ids[..8], &[8]), whole[1..2], "whatever the boundaries before and the ids behind");
+        assert!(marks(ROOT, &ids[..3], &[4, 8]).is_empty() && marks(ROOT, &ids, &[]).is_empty());
+        ids[8] = 9;
+        let other = marks(ROOT, &ids, &[4, 8, 64]);
+        assert!(other[..2] == whole[..2] && other[2] != whole[2]);
+        for root in [Root { seed: 2, ..ROOT }, Root { model: "n", ..ROOT }, Root { namespace: Some(0), ..ROOT }] {
+            assert!(marks(root, &ids, &[4])[0] != whole[0], "{root:?}");
+        }
+        let mut nodes = Vec::new();
+        of_tokens(ROOT, &ids, 4, &mut nodes);
+        assert_ne!(nodes[0].tag, whole[0].tag);
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod faults;
 mod keys;
 mod named;
 mod overload;
+mod placements;
 mod placing;
 mod races;
 mod reports;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::super::{Config, Leg, LoadMetric, LogLevel, PolicyName, Role, WorkerConfig};
+use super::super::{CacheIndex, Config, Leg, LoadMetric, LogLevel, PolicyName, Role, WorkerConfig};
 use super::parse;
 use crate::report::{Overload, Resilience};
 
@@ -22,6 +22,7 @@ fn the_defaults_are_smgs() {
     assert_eq!((cache.threshold, cache.balance_abs, cache.balance_rel, cache.block_size), (0.3, 64, 1.5, 16));
     assert_eq!((cache.balance_token_usage, cache.overload_token_usage), (1.0, 1.0));
     assert_eq!((cache.overlap_decay, cache.selection_temperature), (0.0, 0.0));
+    assert_eq!((cache.index, cache.ttl_secs, config.cache_boundaries.len()), (CacheIndex::Tree, 180, 0));
     let score = config.score;
     assert_eq!((score.kv_pressure_weight, score.default_throughput), (0.15, 2000.0));
     assert_eq!((score.mean_prefill_tokens, score.max_waiting), (1024, 0));
@@ -47,7 +48,7 @@ fn every_key_with_an_effect_has_it() {
             "overlap_decay":1.5,"selection_temperature":0.5,"block_size":32,"least_load_kv_pressure_weight":0,
             "least_load_default_throughput":0.5,"least_load_mean_prefill_tokens":1,"least_load_max_waiting_requests":48,
             "cb_failure_threshold":1,"cb_success_threshold":2,"cb_timeout_duration_secs":3,
-            "disable_circuit_breaker":true,"cache_index":"tree","discovered_workers":true,"power_of_two_load_metric":"requests",
+            "disable_circuit_breaker":true,"cache_index":"hash","cache_boundaries":[8,2048],"cache_ttl_secs":1,"discovered_workers":true,"power_of_two_load_metric":"requests",
             "worker_overload_protection":true,"worker_overload_waiting_requests":1,"worker_overload_token_usage":1}"#,
     );
     let mut expected = Config {
@@ -69,6 +70,8 @@ fn every_key_with_an_effect_has_it() {
     (cache.threshold, cache.balance_abs, cache.balance_rel, cache.block_size) = (0.0, 0, 1.0, 32);
     (cache.balance_token_usage, cache.overload_token_usage) = (0.3, 0.95);
     (cache.overlap_decay, cache.selection_temperature) = (1.5, 0.5);
+    (cache.index, cache.ttl_secs) = (CacheIndex::Hash, 1);
+    expected.cache_boundaries = vec![8, 2048];
     let score = &mut expected.score;
     (score.kv_pressure_weight, score.default_throughput) = (0.0, 0.5);
     (score.mean_prefill_tokens, score.max_waiting) = (1, 48);
@@ -102,8 +105,6 @@ fn smgs_other_names_of_a_flag_mean_the_same() {
 #[test]
 fn flags_without_effect_are_checked_and_listed() {
     let flags = [
-        ("cache_boundaries", "[2048,8192]"),
-        ("cache_ttl_secs", "180"),
         ("eviction_interval", "120"),
         ("cb_window_duration_secs", "120"),
         ("disable_retries", "false"),

@@ -59,7 +59,7 @@ fn a_policy_of_another_version() {
 fn names_that_do_not_exist() {
     check("role", "\"router\"", "route or ingest");
     check("log_level", "\"verbose\"", "trace, debug, info, warn or error");
-    check("cache_index", "\"hash\"", "tree (hash is not available in this version)");
+    check("cache_index", "\"trie\"", "tree or hash");
     check("power_of_two_load_metric", "\"load\"", "expected_wait, requests or least_requests");
     check("assignment_mode", "\"best\"", "random, min_load, min_group or delegate");
     check("prefill_policy", "\"passthrough\"", "an SMG policy other than passthrough");
@@ -95,8 +95,11 @@ fn numbers_out_of_range() {
     check("cb_timeout_duration_secs", "0", positive);
     check("cb_window_duration_secs", "0", positive);
     check("cache_ttl_secs", "0", positive);
-    check("cache_boundaries", "[8,8]", "an array of whole numbers above 0, strictly ascending");
-    check("cache_boundaries", "[0,8]", "an array of whole numbers above 0, strictly ascending");
+    let boundaries = "an array of at most 16 whole numbers above 0, strictly ascending";
+    check("cache_boundaries", "[8,8]", boundaries);
+    check("cache_boundaries", "[9,8]", boundaries);
+    check("cache_boundaries", "[0,8]", boundaries);
+    check("cache_boundaries", "[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]", boundaries);
     check("prefix_token_count", "0", positive);
     check("prefix_hash_load_factor", "0.5", "a number, 1 or more");
     check("prefix_hash_balance_abs_threshold", "-1", whole);
@@ -143,6 +146,9 @@ fn a_long_value_is_shown_by_its_beginning() {
 fn keys_that_contradict_each_other() {
     let message = "`eviction_interval` is 0; allowed: at least 1 second with the policy cache_aware";
     assert_eq!(refusal(r#"{"eviction_interval":0}"#), message);
+    let message = "`cache_index` is \"hash\"; allowed: tree, or hash together with at least one of cache_boundaries";
+    assert_eq!(refusal(r#"{"cache_index":"hash"}"#), message);
+    assert_eq!(refusal(r#"{"cache_index":"hash","cache_boundaries":[]}"#), message);
     let message = "`retry_initial_backoff_ms` is 200; allowed: at most retry_max_backoff_ms, 100";
     assert_eq!(refusal(r#"{"retry_initial_backoff_ms":200,"retry_max_backoff_ms":100}"#), message);
     let message = "`retry_initial_backoff_ms` is 30001; allowed: at most retry_max_backoff_ms, 30000";
