@@ -318,6 +318,8 @@ impl Balancer {
         if let Some(branch) = pick.branch {
             let line = if hashed {
                 super::placements::line(branch, matched, url, model)
+            } else if branch == Branch::KvPressure {
+                format!("Cache-aware selection branch={} worker={url} model_id={model}", branch.as_str())
             } else {
                 format!(
                     "Cache-aware selection index=\"tree\" branch={} worker={url} model_id={model} matched_ratio={:.4} threshold={}",

@@ -107,6 +107,21 @@ mod tests {
     }
 
     #[test]
+    fn of_4097_sets_the_least_recently_used_is_forgotten() {
+        let (turns, mut store) = (Turns::new(""), MemoryStore::default());
+        // Spread evenly over the pages, which the sets' hashes are only by chance: so the oldest of a page is the oldest
+        // of all.
+        let set = |number: u32| (u64::from(number % 64) << 58) + u64::from(number / 64);
+        let mut take = |number| turns.take(&mut store, set(number)).unwrap();
+        for number in 0..4096 {
+            assert_eq!(take(number), number, "the new sets start one after the other");
+        }
+        assert_eq!(take(4096), 4096);
+        assert_eq!(take(1), 2, "known");
+        assert_eq!(take(0), 4097, "forgotten, hence new");
+    }
+
+    #[test]
     fn the_number_of_sets_is_bounded() {
         let (turns, mut store) = (Turns::new(""), MemoryStore::default());
         for set in 0..10_000u64 {

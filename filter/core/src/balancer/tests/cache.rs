@@ -49,6 +49,8 @@ fn a_holder_that_is_out_spills_and_is_found_again_when_it_is_back() {
     vm.fail(holder, 10);
     assert_eq!(picked(&vm.send(&prompt(0))), 1 - holder);
     assert_eq!(branch(&mut vm, "spill"), 1);
+    let (above, below) = ("smg_cache_aware_match_ratio_bucket;le=1.0", "smg_cache_aware_match_ratio_bucket;le=0.6");
+    assert_eq!((vm.metric(above), vm.metric(below)), (2, 1), "what was known of the prompt is sampled all the same");
     assert_eq!(picked(&vm.send(&prompt(0))), 1 - holder, "the other one holds it now");
     assert_eq!(branch(&mut vm, "tree_match"), 1);
 }
@@ -112,6 +114,52 @@ fn token_ids_win_over_text_and_match_in_pages() {
     assert_eq!(vm.metric("smg_cache_aware_match_ratio_bucket;le=0.7"), 1);
     vm.send(&prompt(0));
     assert_eq!(branch(&mut vm, "expected_wait_fallback"), 2, "the text of a token prompt is not remembered");
+}
+
+#[test]
+fn only_fresh_reports_make_kv_pressure() {
+    use super::{load, snapshot};
+    let full = load(0.0, 0.0, 0.95, 0.0);
+    let idle = load(0.0, 0.0, 0.1, 0.0);
+    let pressed = |vm: &mut Vm| {
+        vm.world.log.0.clear();
+        vm.send(&prompt(0));
+        vm.world.log.0.iter().any(|(_, line)| line.contains("branch=kv_pressure_expected_wait"))
+    };
+    for more in [r#""overload_token_usage_threshold":0.9,"#, r#""balance_token_usage_threshold":0.3,"#] {
+        let mut vm = Vm::alone(config("cache_aware", 2, more));
+        assert!(!pressed(&mut vm), "nobody reports");
+        vm.take(&snapshot(1, &[(0, full), (1, idle)]));
+        assert!(pressed(&mut vm));
+        let line = vm.world.log.0.iter().find(|(_, line)| line.starts_with("Cache-aware selection")).unwrap().1.clone();
+        assert_eq!(
+            line,
+            "Cache-aware selection branch=kv_pressure_expected_wait worker=http://10.0.0.1:8001 model_id=unknown"
+        );
+        vm.take(&snapshot(2, &[(0, None), (1, idle)]));
+        assert!(!pressed(&mut vm), "a poll has failed");
+        vm.take(&snapshot(3, &[(0, full), (1, idle)]));
+        vm.pass(29_999);
+        assert!(pressed(&mut vm));
+        vm.pass(2);
+        assert!(!pressed(&mut vm), "three intervals have passed");
+        let counted = ["tree_match", "spill", "expected_wait_fallback"].map(|name| branch(&mut vm, name));
+        assert_eq!(counted.iter().sum::<u64>(), 3, "a bypass is not counted");
+        assert_eq!(vm.metric("smg_cache_aware_match_ratio_count"), 3);
+        assert_eq!(counted[0] + counted[1], 2, "who took the bypass holds the prompt");
+    }
+}
+
+#[test]
+fn partitions_of_token_prompts_do_not_match_either() {
+    let mut vm = Vm::alone(config("cache_aware", 2, ""));
+    let tokens: Vec<u32> = (0..64).collect();
+    for namespace in [None, Some(1), Some(2)] {
+        let prompt = Prompt { namespace, tokens: &tokens, token_count: 64, ..Prompt::default() };
+        let first = picked(&vm.place(prompt).unwrap());
+        assert_eq!(picked(&vm.place(prompt).unwrap()), first);
+    }
+    assert_eq!((branch(&mut vm, "expected_wait_fallback"), branch(&mut vm, "tree_match")), (3, 3));
 }
 
 #[test]
