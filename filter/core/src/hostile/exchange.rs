@@ -4,7 +4,7 @@ use super::vm::Vm;
 use crate::exchange::{Exchange, Http, Scene, Step};
 use crate::request::Facts;
 
-/// Answers each question with the next line of what it was given; an empty line is no answer.
+/// Answers each question with the next line of what it was given; an empty line is no answer, a tilde an empty one.
 struct Lines<'a> {
     lines: std::slice::Split<'a, u8, fn(&u8) -> bool>,
     body: &'a [u8],
@@ -12,7 +12,8 @@ struct Lines<'a> {
 
 impl Lines<'_> {
     fn next(&mut self) -> Option<Vec<u8>> {
-        self.lines.next().filter(|line| !line.is_empty()).map(<[u8]>::to_vec)
+        let line = self.lines.next().filter(|line| !line.is_empty())?;
+        Some(if line == b"~" { Vec::new() } else { line.to_vec() })
     }
 }
 

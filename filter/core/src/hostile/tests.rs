@@ -84,6 +84,7 @@ const HEADERS: &[&str] = &[
 const EXCHANGE: &[&str] = &[
     "\n",
     "\n\n",
+    "~",
     "POST",
     "GET",
     "/v1/models",
