@@ -10,6 +10,7 @@ mod faults;
 mod keys;
 mod named;
 mod overload;
+mod pairs;
 mod placements;
 mod placing;
 mod races;

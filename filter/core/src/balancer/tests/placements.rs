@@ -1,5 +1,6 @@
 //! `cache_aware` with `cache_index: hash`, over one store.
 
+use super::stores::Faulty;
 use super::{Vm, config, parse, picked};
 use crate::balancer::{Prompt, Ticket};
 use crate::store::MemoryStore;
@@ -173,4 +174,22 @@ fn memory_is_bounded_whatever_is_sent() {
     let used: usize = store.sizes().iter().map(|(_, bytes)| bytes).sum();
     assert!(used < 100_000 + others, "{used}");
     assert!(vm.metric("smg_cache_tree_evictions_total") > 10_000);
+}
+
+#[test]
+fn a_boundary_costs_a_read_and_a_write_and_a_text_nothing() {
+    let calls = |policy: &str, more: &str, tokens: &[u32]| {
+        let store = Faulty::default();
+        let mut vm = Vm::new(config(policy, 4, more), store.clone(), 0);
+        send(&mut vm, &ids(9, 64));
+        let before = store.calls();
+        send(&mut vm, tokens);
+        store.calls() - before
+    };
+    let least = calls("least_load", "", &ids(1, 100));
+    for (count, boundaries) in [(0, 0), (3, 0), (4, 1), (63, 2), (100, 3)] {
+        let of_hash = calls("cache_aware", HASH, &ids(1, count));
+        assert_eq!(of_hash, least + 2 * boundaries, "{count} ids");
+    }
+    assert_eq!(calls("cache_aware", HASH, &ids(9, 64)), least + 3, "what was noted this second is not written again");
 }

@@ -56,7 +56,7 @@ fn a_worker_of_several_models_has_one_count() {
 
 #[test]
 fn the_list_is_as_long_as_the_attempts_and_stays_in_the_pool() {
-    for policy in ["cache_aware", "least_load", "round_robin", "random", "passthrough"] {
+    for policy in ["cache_aware", "least_load", "power_of_two", "round_robin", "random", "passthrough", "bucket"] {
         for attempts in [1, 2, 5, 16] {
             let text = MIXED.replace("least_load", policy).replacen('{', &format!("{{\"max_attempts\":{attempts},"), 1);
             let mut vm = Vm::alone(parse(&text));
@@ -74,7 +74,7 @@ fn the_list_is_as_long_as_the_attempts_and_stays_in_the_pool() {
 
 #[test]
 fn the_list_names_no_worker_that_is_out_and_repeats_the_only_one_left() {
-    for policy in ["cache_aware", "least_load", "round_robin", "random", "passthrough"] {
+    for policy in ["cache_aware", "least_load", "power_of_two", "round_robin", "random", "passthrough", "bucket"] {
         let mut vm = Vm::alone(config(policy, 3, ""));
         vm.fail(0, 10);
         assert!(!listed(&vm.send("x")).contains(&0), "{policy}");
