@@ -7,8 +7,8 @@ use filter_core::answer::Answer;
 use filter_core::balancer::{Balancer, Context, Ledger};
 use filter_core::config::Config;
 use filter_core::exchange::{
-    DESTINATION_HEADER, ERROR_CODE_HEADER, Exchange, Http, Route, Scene, Step, TOKENS_HEADER, WORKER_ID_HEADER,
-    WorkerId,
+    DESTINATION_HEADER, ERROR_CODE_HEADER, Exchange, Http, Route, Scene, Step, TARGET_HEADER, TOKENS_HEADER,
+    WORKER_ID_HEADER, WorkerId,
 };
 
 use crate::host::{self, REQUEST_BODY, REQUEST_HEADERS, RESPONSE_HEADERS, SharedData};
@@ -199,7 +199,10 @@ fn carry_out(step: Option<Step>, first: bool) -> u32 {
             }
             CONTINUE
         }
-        Some(Step::Route(Route { destination, consumes_tokens })) => {
+        Some(Step::Route(Route { destination, consumes_tokens, consumes_target })) => {
+            if consumes_target {
+                let _ = host::remove_header(REQUEST_HEADERS, TARGET_HEADER);
+            }
             if consumes_tokens {
                 let _ = host::remove_header(REQUEST_HEADERS, TOKENS_HEADER);
             }

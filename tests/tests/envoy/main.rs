@@ -15,6 +15,7 @@ mod fleet_changes;
 mod gate;
 mod gauges;
 mod hostile;
+mod keys;
 mod launcher;
 mod mutations;
 mod prefix;

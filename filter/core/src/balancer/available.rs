@@ -73,6 +73,7 @@ impl Balancer {
                 worker,
                 id,
                 in_flight: slot.in_flight(),
+                keys: slot.keys(),
                 tally_tokens: slot.tally_tokens(),
                 tally_requests: slot.tally_requests(),
                 report: entry.filter(counts).and_then(|entry| entry.load_at(context.now_ms)),

@@ -3,15 +3,18 @@
 mod audit;
 mod available;
 mod bucketless;
+mod choose;
 mod gauges;
 mod ledger;
 mod list;
 mod place;
 mod placements;
 mod reaper;
+mod record;
 mod requests;
 mod roster;
 mod settle;
+mod sticky;
 mod table;
 mod tally;
 mod tick;
@@ -24,13 +27,14 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::config::{Config, PolicyName};
 use crate::exchange::Bodies;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, PolicyRef};
 use crate::metrics::Metrics;
 use crate::policy::{self, Needs, Policy};
 use crate::state::census::Census;
 use crate::state::load::SlotId;
 use crate::state::meta::Lease;
 use crate::state::names::with_slots;
+use crate::state::pins::PinTable;
 use crate::state::placements::{Placements, Survey};
 use crate::state::report::Entry;
 use crate::state::reporters::Reporters;
@@ -42,12 +46,14 @@ use self::audit::Audit;
 use self::bucketless::Bucketless;
 use self::requests::Requests;
 use self::roster::Roster;
+use self::sticky::Sweep;
 use self::tally::Tally;
 
 pub use ledger::Ledger;
 pub use place::{Prompt, Ticket};
 pub use requests::{Asked, FROM_WORKER, Told};
 pub use settle::Answered;
+pub use sticky::{KeySource, StickyKey};
 pub use table::{Changed, Delta, LoadTable};
 
 /// How much a line of log matters.
@@ -98,8 +104,9 @@ impl Context<'_> {
 #[derive(Debug)]
 pub struct Balancer {
     config: Rc<Config>,
-    /// All policies: a route may name another one than the configuration, and what is no inference request has its own.
-    policies: Vec<(PolicyName, Box<dyn Policy>)>,
+    /// All policies: a route or a worker's label may name another one than the configuration, and what is no inference
+    /// request has its own.
+    policies: Vec<(PolicyRef, Box<dyn Policy>)>,
     fleet: Rc<Fleet>,
     roster: Roster,
     load: LoadTable,
@@ -109,12 +116,15 @@ pub struct Balancer {
     placements: Placements,
     survey: Survey,
     turns: Turns,
+    pins: PinTable,
+    key_sweep: Sweep,
     lease: Lease,
     leads: bool,
     seed: u64,
     tally: Tally,
     requests: Requests,
     warned_unplaced: bool,
+    warned_policies: Vec<String>,
     /// Workers of the last snapshot that were not kept.
     dropped: u64,
     warned_passthrough: bool,
@@ -154,7 +164,7 @@ impl Balancer {
         let now_secs = context.now_secs();
         let (roster, fleet) = Roster::open(&config, context.store, now_secs)?;
         Ok(Self {
-            policies: PolicyName::ALL.iter().map(|name| (*name, policy::named(*name, &config))).collect(),
+            policies: all_policies().map(|wanted| (wanted, policy::named(wanted, &config))).collect(),
             fleet,
             roster,
             load,
@@ -168,6 +178,8 @@ impl Balancer {
             ),
             survey: Survey::default(),
             turns: Turns::new(&instance),
+            pins: PinTable::new(&instance, config.sticky.max_keys),
+            key_sweep: Sweep::default(),
             lease,
             leads: false,
             seed,
@@ -175,6 +187,7 @@ impl Balancer {
             tally: Tally::default(),
             requests: Requests::default(),
             warned_unplaced: false,
+            warned_policies: Vec::new(),
             dropped: 0,
             warned_passthrough: false,
             bucketless: Bucketless::default(),
@@ -263,18 +276,28 @@ impl Balancer {
 
     /// What `policy` needs to be told.
     #[must_use]
-    pub fn needs(&self, policy: PolicyName) -> Needs {
+    pub fn needs(&self, policy: PolicyRef) -> Needs {
         self.policy(policy).map_or_else(Needs::default, Policy::needs)
+    }
+
+    /// What any policy needs to be told that a request may come to, whose route names `policy` or none.
+    #[must_use]
+    pub fn needs_before_model(&self, policy: Option<PolicyName>) -> Needs {
+        if let Some(policy) = policy {
+            return self.needs(PolicyRef::tuned(policy));
+        }
+        let usual = self.needs(PolicyRef::tuned(self.config.policy));
+        self.fleet.policies().fold(usual, |needs, policy| needs.or(self.needs(policy)))
     }
 
     /// The hash by which routing key `key` is known to all threads.
     #[must_use]
-    pub fn key_hash(&self, key: &str) -> u64 {
-        xxh3_64_with_seed(key.as_bytes(), self.seed)
+    pub fn key_hash(&self, key: &[u8]) -> u64 {
+        xxh3_64_with_seed(key, self.seed)
     }
 
-    fn policy(&self, name: PolicyName) -> Option<&dyn Policy> {
-        self.policies.iter().find(|(known, _)| *known == name).map(|(_, policy)| policy.as_ref())
+    fn policy(&self, wanted: PolicyRef) -> Option<&dyn Policy> {
+        self.policies.iter().find(|(known, _)| *known == wanted).map(|(_, policy)| policy.as_ref())
     }
 
     /// Requests in flight at the owner of `id`, as the shared table has it.
@@ -284,6 +307,12 @@ impl Balancer {
     pub fn in_flight(&self, store: &mut dyn Store, id: SlotId) -> Result<u32, StoreError> {
         Ok(self.load.read(store, id.block())?.block.slot(id.position()).in_flight)
     }
+}
+
+/// Every policy, as the configuration tunes it and as SMG has it built in.
+fn all_policies() -> impl Iterator<Item = PolicyRef> {
+    let both = |name: &PolicyName| [false, true].map(|built_in| PolicyRef { name: *name, built_in });
+    PolicyName::ALL.iter().flat_map(both)
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ impl Roster {
         // that ticks before this one.
         roster.fleet.refresh(store, &roster.wanted(config), config.discovers(), now_secs)?;
         let state = roster.fleet.read(store)?;
-        let fleet = roster.make(config, &state);
+        let fleet = roster.make(config, &state, None);
         Ok((roster, fleet))
     }
 
@@ -59,10 +59,10 @@ impl Roster {
         self.fleet.refresh(store, &self.wanted(config), config.discovers(), now_secs)
     }
 
-    fn make(&mut self, config: &Config, state: &FleetState) -> Rc<Fleet> {
+    fn make(&mut self, config: &Config, state: &FleetState, before: Option<&Fleet>) -> Rc<Fleet> {
         self.version = state.version();
         self.made_of = (state.owners(), self.named.changes());
-        Rc::new(Fleet::new(config, state, &self.named))
+        Rc::new(Fleet::new(config, state, &self.named, before))
     }
 
     /// Reads the named workers again if they have changed.
@@ -73,15 +73,20 @@ impl Roster {
         Ok(())
     }
 
-    /// The fleet of `config`, if it is another one than was made last.
-    pub(super) fn renew(&mut self, config: &Config, store: &mut dyn Store) -> Result<Option<Rc<Fleet>>, StoreError> {
+    /// The fleet of `config`, if it is another one than `before`, which was made last.
+    pub(super) fn renew(
+        &mut self,
+        config: &Config,
+        store: &mut dyn Store,
+        before: &Fleet,
+    ) -> Result<Option<Rc<Fleet>>, StoreError> {
         let Some(state) = self.fleet.read_newer(store, self.version)? else { return Ok(None) };
         self.learn(store, &state)?;
         if self.made_of == (state.owners(), self.named.changes()) {
             self.version = state.version();
             return Ok(None);
         }
-        Ok(Some(self.make(config, &state)))
+        Ok(Some(self.make(config, &state, Some(before))))
     }
 
     /// Hashes of the workers that the reporter of hash `reporter` has named.
@@ -128,7 +133,7 @@ impl Roster {
 impl Balancer {
     /// Brings the fleet up to date. Whoever leads takes the gauges of those that have left.
     pub(super) fn renew_fleet(&mut self, context: &mut Context<'_>, leads: bool) -> Result<(), StoreError> {
-        let Some(fleet) = self.roster.renew(&self.config, context.store)? else { return Ok(()) };
+        let Some(fleet) = self.roster.renew(&self.config, context.store, &self.fleet)? else { return Ok(()) };
         let before = std::mem::replace(&mut self.fleet, fleet);
         self.gauges.clear();
         if leads {

@@ -1,5 +1,6 @@
 //! What a balancer counts per request, as plain numbers: metric names are only made on ticks.
 
+use super::sticky::KeySource;
 use crate::fleet::ConnectionMode;
 use crate::metrics::Metrics;
 use crate::policy::Branch;
@@ -35,7 +36,8 @@ struct Selections {
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     selections: Vec<Selections>,
-    branches: [(u64, Option<Branch>); 3],
+    branches: Vec<(&'static str, &'static str, u64)>,
+    sources: [u64; 2],
     ratios: [u64; RATIO_BOUNDS.len()],
     evicted: u64,
 }
@@ -54,13 +56,26 @@ impl Tally {
         }
     }
 
-    /// `cache_aware` decided by `branch`, with `matched` of `total` units known.
-    pub(super) fn decided(&mut self, branch: Branch, matched: u64, total: u64) {
-        let free = self.branches.iter_mut().find(|(_, of)| of.is_none_or(|of| of == branch));
-        if let Some((count, of)) = free {
-            *of = Some(branch);
-            *count += 1;
+    /// Decisions of these kinds were made.
+    pub(super) fn branches(&mut self, branches: impl Iterator<Item = Branch>) {
+        for branch in branches {
+            let Some(counter) = branch.counter() else { continue };
+            let name = branch.as_str();
+            match self.branches.iter_mut().find(|(of, known, _)| *of == counter && *known == name) {
+                Some((_, _, count)) => *count += 1,
+                None => self.branches.push((counter, name, 1)),
+            }
         }
+    }
+
+    /// A key that the routing-key override goes by has come from `source`.
+    pub(super) fn sourced(&mut self, source: KeySource) {
+        let [rid, header] = &mut self.sources;
+        *(if source == KeySource::Rid { rid } else { header }) += 1;
+    }
+
+    /// `cache_aware` decided with `matched` of `total` units known.
+    pub(super) fn matched(&mut self, matched: u64, total: u64) {
         #[expect(clippy::cast_precision_loss, reason = "a ratio for a histogram")]
         let ratio = if total == 0 { 0.0 } else { matched as f64 / total as f64 };
         let bucket = RATIO_BOUNDS.iter().position(|(bound, _)| ratio <= *bound);
@@ -81,10 +96,12 @@ impl Tally {
                 [("worker_type", "regular"), ("connection_mode", mode.as_str()), ("model", model), ("policy", policy)];
             metrics.add("smg_worker_selection_total", &labels, std::mem::take(count));
         }
-        for (count, branch) in &mut self.branches {
-            if let Some(branch) = branch.take() {
-                let labels = [("branch", branch.as_str())];
-                metrics.add("smg_cache_aware_policy_branch_total", &labels, std::mem::take(count));
+        for (counter, branch, count) in self.branches.iter_mut().filter(|(_, _, count)| *count > 0) {
+            metrics.add(counter, &[("branch", branch)], std::mem::take(count));
+        }
+        for (count, source) in self.sources.iter_mut().zip([KeySource::Rid, KeySource::Header]) {
+            if *count > 0 {
+                metrics.add("smg_routing_key_source_total", &[("source", source.as_str())], std::mem::take(count));
             }
         }
         if self.evicted > 0 {
@@ -124,8 +141,9 @@ mod tests {
         let mut tally = Tally::default();
         tally.selected("m", "cache_aware", ConnectionMode::Http);
         tally.selected("m", "cache_aware", ConnectionMode::Http);
-        tally.decided(Branch::Spill, 3, 10);
-        tally.decided(Branch::TreeMatch, 9, 10);
+        tally.branches([Branch::Spill, Branch::KvPressure, Branch::TreeMatch].into_iter());
+        tally.matched(3, 10);
+        tally.matched(9, 10);
         let seen = published(&mut tally);
         let value = |name: &str| seen.iter().find(|(known, _)| known == name).map(|(_, value)| *value);
         let selection =

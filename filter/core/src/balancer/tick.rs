@@ -73,6 +73,7 @@ impl Balancer {
         }
         self.renew_fleet(context, leads)?;
         self.warn_unplaced(context);
+        self.warn_policies(context);
         self.bucketless.tell(context);
         if leads {
             self.lead(context, ledger)?;
@@ -91,6 +92,22 @@ impl Balancer {
                 self.fleet.unplaced().join(" ")
             );
             context.log.line(Level::Warn, &line);
+        }
+    }
+
+    /// Says once of each label that it names no policy.
+    fn warn_policies(&mut self, context: &mut Context<'_>) {
+        let unknown = self.fleet.unknown_policies();
+        if unknown != self.warned_policies {
+            self.warned_policies = unknown.to_vec();
+            let known: Vec<&str> = PolicyName::ALL.iter().map(|name| name.as_str()).collect();
+            for label in &self.warned_policies {
+                let line = format!(
+                    "the worker label policy={label:?} names no policy and changes nothing; known: {}",
+                    known.join(", ")
+                );
+                context.log.line(Level::Warn, &line);
+            }
         }
     }
 
@@ -142,6 +159,7 @@ impl Balancer {
             context.log.line(Level::Info, &line);
         }
         self.sweep_placements(context)?;
+        self.sweep_keys(context)?;
         self.watch(context)
     }
 

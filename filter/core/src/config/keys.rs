@@ -4,8 +4,8 @@ use serde_json::{Map, Value};
 
 use super::values::{ascending, count, header, headers, name, number, strings, whole};
 use super::{
-    CacheIndex, Config, ConfigError, LoadMetric, LogLevel, OnInvalidConfig, PolicyName, Role, ScoreParams, reports,
-    workers,
+    AssignmentMode, CacheIndex, ColdStartTies, Config, ConfigError, ExposeWorkerId, LoadMetric, LogLevel,
+    OnInvalidConfig, PolicyName, Role, ScoreParams, TrustRoutingHeaders, reports, workers,
 };
 
 /// Reads all keys into `config`.
@@ -76,8 +76,8 @@ const SHARE: &str = "a number from 0 to 1";
 const USAGE: &str = "a number above 0; 1 or more turns it off";
 const NOT_NEGATIVE: &str = "a number, 0 or more";
 const FACTOR: &str = "a number, 1 or more";
-const POLICIES: &str = "cache_aware, least_load, power_of_two, round_robin, random, passthrough or bucket \
-     (prefix_hash, consistent_hashing and manual are not available in this version)";
+const POLICIES: &str = "cache_aware, least_load, power_of_two, round_robin, random, passthrough, \
+     consistent_hashing, prefix_hash, manual or bucket";
 const LEG_POLICIES: [&str; 9] = [
     "bucket",
     "random",
@@ -145,6 +145,14 @@ const KEYS: &[Key] = &[
     Key::new("routing_key_headers", "an array of header names, at least one", |c, v| {
         put(&mut c.routing_key_headers, headers(v))
     }),
+    Key::new("trust_routing_headers", "always, internal or never", |c, v| {
+        put(&mut c.trust_routing_headers, TrustRoutingHeaders::from_name(v.as_str()?))
+    }),
+    Key::new("expose_worker_id", "url, hash or off", |c, v| put(&mut c.expose, ExposeWorkerId::from_name(v.as_str()?))),
+    Key::new("explain_decisions", BOOLEAN, |c, v| put(&mut c.explain_decisions, v.as_bool())),
+    Key::new("cold_start_ties", "random or ring", |c, v| {
+        put(&mut c.cold_start_ties, ColdStartTies::from_name(v.as_str()?))
+    }),
     Key::new("max_workers", "a whole number from 64 to 4096", |c, v| {
         let workers = count(v, 64).filter(|&workers| workers <= 4096)?;
         put(&mut c.max_workers, Some(workers.next_multiple_of(64)))
@@ -182,7 +190,8 @@ const KEYS: &[Key] = &[
         put(&mut c.cache_boundaries, ascending(v).filter(|boundaries| boundaries.len() <= 16))
     }),
     Key::new("cache_ttl_secs", POSITIVE, |c, v| put(&mut c.cache.ttl_secs, count(v, 1))),
-    Key::inert("eviction_interval", WHOLE, any_count).or("eviction_interval_secs"),
+    Key::new("eviction_interval", WHOLE, |c, v| put(&mut c.sticky.eviction_interval_secs, count(v, 0)))
+        .or("eviction_interval_secs"),
     // least_load
     Key::new("least_load_kv_pressure_weight", "a number; below 0 is the default", |c, v| {
         let (weight, default) = (number(v, |_| true)?, ScoreParams::default().kv_pressure_weight);
@@ -198,6 +207,22 @@ const KEYS: &[Key] = &[
     Key::new("least_load_max_waiting_requests", WHOLE, |c, v| put(&mut c.score.max_waiting, count(v, 0))),
     Key::new("power_of_two_load_metric", "expected_wait, requests or least_requests", |c, v| {
         put(&mut c.load_metric, LoadMetric::from_name(v.as_str()?))
+    }),
+    // prefix_hash
+    Key::new("prefix_token_count", POSITIVE, |c, v| put(&mut c.prefix_hash.token_count, count(v, 1))),
+    Key::new("prefix_hash_load_factor", FACTOR, |c, v| {
+        put(&mut c.prefix_hash.load_factor, number(v, |number| number >= 1.0))
+    }),
+    Key::new("prefix_hash_balance_abs_threshold", WHOLE, |c, v| put(&mut c.prefix_hash.balance_abs, count(v, 0))),
+    // manual and the routing-key override
+    Key::new("routing_key_override", BOOLEAN, |c, v| put(&mut c.sticky.routing_key_override, v.as_bool()))
+        .or("sticky_sessions"),
+    Key::new("assignment_mode", "random, min_load, min_group or delegate", |c, v| {
+        put(&mut c.sticky.assignment_mode, AssignmentMode::from_name(v.as_str()?).map(Some))
+    }),
+    Key::new("max_idle_secs", WHOLE, |c, v| put(&mut c.sticky.max_idle_secs, count(v, 0))).or("sticky_key_idle_secs"),
+    Key::new("max_sticky_keys", "a whole number from 1,000 to 16,000,000", |c, v| {
+        put(&mut c.sticky.max_keys, count(v, 1000).filter(|&keys| keys <= 16_000_000))
     }),
     // Circuit breaker
     Key::new("cb_failure_threshold", POSITIVE, |c, v| put(&mut c.breaker.failure_threshold, count(v, 1))),
@@ -225,20 +250,12 @@ const KEYS: &[Key] = &[
     Key::inert("load_monitor_interval", POSITIVE, positive),
     Key::inert("disable_load_monitoring", BOOLEAN, boolean),
     // Policies and features of later versions
-    Key::inert("prefix_token_count", POSITIVE, positive),
-    Key::inert("prefix_hash_load_factor", FACTOR, factor),
-    Key::inert("prefix_hash_balance_abs_threshold", WHOLE, any_count),
     // Until there is a prefill leg, whose policy alone has buckets.
     Key::new("bucket_adjust_interval_secs", POSITIVE, |c, v| {
         put(&mut c.bucket_adjust_secs, count(v, 1))?;
         c.without_effect.push("bucket_adjust_interval_secs");
         Some(())
     }),
-    Key::inert("assignment_mode", "random, min_load, min_group or delegate", |v| {
-        name(v, &["random", "min_load", "min_group", "delegate"])
-    }),
-    Key::inert("max_idle_secs", WHOLE, any_count).or("sticky_key_idle_secs"),
-    Key::inert("routing_key_override", BOOLEAN, boolean).or("sticky_sessions"),
     Key::inert("prefill_policy", "an SMG policy other than passthrough", |v| name(v, &LEG_POLICIES)),
     Key::inert("decode_policy", "an SMG policy other than passthrough and bucket", |v| name(v, LEG_POLICIES.get(1..)?)),
     Key::inert("encode_policy", "random, round_robin or consistent_hashing", |v| {

@@ -33,8 +33,13 @@ pub struct Config {
     pub policy: PolicyName,
     /// The settings of `cache_aware`.
     pub cache: CacheAware,
-    /// The numbers of token ids whose beginnings of a prompt are told apart, above 0 and ascending; at most 16.
+    /// The numbers of token ids whose beginnings of a prompt are told apart, by `cache_index: hash` and by `prefix_hash`;
+    /// above 0 and ascending; at most 16.
     pub cache_boundaries: Vec<u32>,
+    /// The settings of `prefix_hash`.
+    pub prefix_hash: PrefixHash,
+    /// Keys that stay with their workers.
+    pub sticky: Sticky,
     /// The expected-wait score as the operator tunes it, for `least_load` only: `cache_aware` uses the defaults.
     pub score: ScoreParams,
     /// What `power_of_two` compares.
@@ -61,6 +66,14 @@ pub struct Config {
     pub model_header: Option<String>,
     /// The headers, in lower case, that may carry a request's routing key; the first with a valid one counts.
     pub routing_key_headers: Vec<String>,
+    /// Whose routing headers count.
+    pub trust_routing_headers: TrustRoutingHeaders,
+    /// How a client is told which worker has answered.
+    pub expose: ExposeWorkerId,
+    /// Whether the client and the access log are told why a worker was chosen.
+    pub explain_decisions: bool,
+    /// Who takes a prompt that nobody holds where several would have it wait as long.
+    pub cold_start_ties: ColdStartTies,
     /// How much of a body is held before the request is routed on what has arrived, in bytes.
     pub max_buffered_request_bytes: u64,
     /// Slots for workers in the shared tables, a multiple of 64.
@@ -115,6 +128,14 @@ impl Config {
         Overload { token_usage: self.overload.token_usage.or(usual), ..self.overload }
     }
 
+    /// What a policy goes by that a worker's label names and the configuration does not: SMG's built-in settings, some of
+    /// which are not the defaults of its flags.
+    #[must_use]
+    pub fn built_in() -> Self {
+        let cache = CacheAware { threshold: 0.5, balance_abs: 32, balance_rel: 1.1, ..CacheAware::default() };
+        Self { cache, ..Self::default() }
+    }
+
     /// The rules that join several keys.
     fn check(&self, members: &Map<String, Value>) -> Result<(), ConfigError> {
         let given = |key: &str| members.get(key).and_then(values::whole);
@@ -151,7 +172,9 @@ impl Default for Config {
             instance: String::new(),
             policy: PolicyName::CacheAware,
             cache: CacheAware::default(),
+            prefix_hash: PrefixHash::default(),
             cache_boundaries: Vec::new(),
+            sticky: Sticky::default(),
             score: ScoreParams::default(),
             load_metric: LoadMetric::ExpectedWait,
             bucket_adjust_secs: 5,
@@ -165,6 +188,10 @@ impl Default for Config {
             route_metadata: false,
             model_header: None,
             routing_key_headers: vec!["x-smg-routing-key".to_owned()],
+            trust_routing_headers: TrustRoutingHeaders::Always,
+            expose: ExposeWorkerId::Url,
+            explain_decisions: false,
+            cold_start_ties: ColdStartTies::Random,
             max_buffered_request_bytes: 1 << 20,
             max_workers: 1024,
             max_tree_size: 64 << 20,
@@ -264,6 +291,12 @@ named! {
         Passthrough = "passthrough",
         /// By length, in a prefill leg; elsewhere any.
         Bucket = "bucket",
+        /// The owner of the request's key on the hash ring.
+        ConsistentHashing = "consistent_hashing",
+        /// The owner of the prompt's head on the hash ring, unless it is overloaded.
+        PrefixHash = "prefix_hash",
+        /// Where the request's key was placed before.
+        Manual = "manual",
     }
 }
 
@@ -276,6 +309,40 @@ named! {
         Requests = "requests",
         /// The requests in flight of all workers, then the expected waits of those that have fewest.
         LeastRequests = "least_requests",
+    }
+}
+
+named! {
+    /// Whose `X-SMG-*` headers and routing keys count.
+    TrustRoutingHeaders {
+        /// Everybody's.
+        Always = "always",
+        /// Those of requests that Envoy itself calls internal (`x-envoy-internal`).
+        Internal = "internal",
+        /// Nobody's.
+        Never = "never",
+    }
+}
+
+named! {
+    /// What `x-smg-routed-worker-id` says.
+    ExposeWorkerId {
+        /// The worker's URL, as SMG does.
+        Url = "url",
+        /// The URL's hash: clients can tell workers apart and do not learn where they are.
+        Hash = "hash",
+        /// Nothing.
+        Off = "off",
+    }
+}
+
+named! {
+    /// Who takes a prompt that nobody holds, of those that would have it wait equally long.
+    ColdStartTies {
+        /// Any.
+        Random = "random",
+        /// The owner of the prompt's head on the hash ring: several Envoys then send a new prompt to the same worker.
+        Ring = "ring",
     }
 }
 
@@ -344,6 +411,64 @@ impl Default for CacheAware {
             index: CacheIndex::Tree,
             ttl_secs: 180,
         }
+    }
+}
+
+named! {
+    /// Who is given a key that has no worker yet.
+    AssignmentMode {
+        /// Any.
+        Random = "random",
+        /// The one with the fewest requests in flight.
+        MinLoad = "min_load",
+        /// The one with the fewest active keys.
+        MinGroup = "min_group",
+        /// The policy decides; under `manual` as `min_load`.
+        Delegate = "delegate",
+    }
+}
+
+/// Keys that stay with their workers: the policy `manual` and the routing-key override.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sticky {
+    /// Whether any policy but `manual` and `consistent_hashing` keeps a key where it was placed.
+    pub routing_key_override: bool,
+    /// None: `random` under `manual`, `delegate` under the override.
+    pub assignment_mode: Option<AssignmentMode>,
+    /// A key that is not used for so many seconds is forgotten; 0 is never.
+    pub max_idle_secs: u32,
+    /// Forgotten keys are looked for this often, in seconds; 0 is never.
+    pub eviction_interval_secs: u32,
+    /// So many keys are remembered at least before the least recently used must make room.
+    pub max_keys: u32,
+}
+
+impl Default for Sticky {
+    fn default() -> Self {
+        Self {
+            routing_key_override: false,
+            assignment_mode: None,
+            max_idle_secs: 14_400,
+            eviction_interval_secs: 120,
+            max_keys: 1 << 20,
+        }
+    }
+}
+
+/// The settings of `prefix_hash`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PrefixHash {
+    /// Tokens of the head that is hashed where no boundary is reached; of text four characters each. At least 1.
+    pub token_count: u32,
+    /// An owner is overloaded with more than this many times the average in flight ...
+    pub load_factor: f64,
+    /// ... and more than this many requests above it.
+    pub balance_abs: u32,
+}
+
+impl Default for PrefixHash {
+    fn default() -> Self {
+        Self { token_count: 256, load_factor: 1.25, balance_abs: 10 }
     }
 }
 

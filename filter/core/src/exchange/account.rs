@@ -59,13 +59,9 @@ impl Account {
         self.endpoint = Some(endpoint.label());
     }
 
-    /// Its body is waited for, because a model or a prompt must be known.
-    pub(super) fn hold(&mut self, needs_model: bool, needs_text: bool) {
-        self.held_for = match (needs_text, needs_model) {
-            (true, _) => Some("policy_needs_text"),
-            (false, true) => Some("model_ambiguous"),
-            (false, false) => None,
-        };
+    /// Its body is waited for, for this `reason`.
+    pub(super) fn hold(&mut self, reason: &'static str) {
+        self.held_for = Some(reason);
     }
 
     /// It comes to a decision, for `model` and with these facts of its body.

@@ -5,19 +5,23 @@
 
 mod account;
 mod bodies;
+mod keys;
 
 use std::rc::Rc;
 
 use crate::answer::{self, Answer};
 use crate::balancer::{Answered, Balancer, Context, FROM_WORKER, Ledger, Prompt, Ticket};
 use crate::breaker::{Outcome, status_of_grpc};
-use crate::config::PolicyName;
+use crate::config::{ExposeWorkerId, PolicyName};
 use crate::fleet::Worker;
-use crate::request::{Endpoint, Facts, Parsed, endpoint, routing_key};
+use crate::policy::{Keys, Needs};
+use crate::request::{Endpoint, Facts, Parsed, Target, endpoint};
 
 use self::account::{Account, Verdict};
+use self::keys::HeaderKeys;
 
 pub use bodies::{Bodies, PATIENCE_MS};
+pub use keys::{KEY_HEADER, TARGET_HEADER};
 
 /// Names the host (or hosts, in order) that Envoy shall use.
 pub const DESTINATION_HEADER: &str = "x-gateway-destination-endpoint";
@@ -85,6 +89,8 @@ pub struct Route {
     pub destination: String,
     /// Whether [`TOKENS_HEADER`] was read and must be removed.
     pub consumes_tokens: bool,
+    /// Whether [`TARGET_HEADER`] was read and must be removed.
+    pub consumes_target: bool,
 }
 
 /// What to do with a response's head.
@@ -120,8 +126,7 @@ pub struct Exchange {
     /// The policy that the route names.
     policy: Option<PolicyName>,
     account: Account,
-    /// The routing key's hash.
-    key: Option<u64>,
+    keys: HeaderKeys,
     ticket: Option<Ticket>,
     /// It is ours but nobody could be chosen for it, so that Envoy chooses.
     unplaced: bool,
@@ -155,38 +160,51 @@ impl Exchange {
         if self.endpoint == Endpoint::Models && !scene.balancer.fleet().models().is_empty() {
             return Step::Reply(answer::models(&scene.balancer.fleet().models()));
         }
-        self.key = key_of(scene);
         // An upgrade delivers no body: held, it would hang.
         if !self.endpoint.is_inference() || says(scene.http.request_header("upgrade")) {
             self.endpoint = Endpoint::Other;
+            let config = Rc::clone(scene.balancer.config());
+            self.keys = HeaderKeys::read(scene.http, &config, Keys::default());
             return self.place(scene);
         }
         self.account.open(self.endpoint);
-        let needs = scene.balancer.needs(self.named_policy(scene));
+        let needs = scene.balancer.needs_before_model(self.policy);
+        let config = Rc::clone(scene.balancer.config());
+        self.keys = HeaderKeys::read(scene.http, &config, needs.keys);
         // Their number is the request's size where expected waits are compared.
-        if needs.prefix || needs.score {
+        if self.keys.trusted && (needs.prefix || needs.score || needs.head) {
             self.tokens = scene.http.request_header(TOKENS_HEADER);
         }
-        if let Some(name) = scene.balancer.config().model_header.clone() {
-            let named = scene.http.request_header(&name).and_then(|raw| String::from_utf8(raw).ok());
+        if let Some(name) = &config.model_header {
+            let named = scene.http.request_header(name).and_then(|raw| String::from_utf8(raw).ok());
             self.model = named.filter(|model| !model.is_empty());
         }
         scene.facts.clear();
         let hinted = self.tokens.as_ref().is_some_and(|header| scene.facts.hint(header));
-        let needs_model = self.model.is_none() && scene.balancer.fleet().needs_model();
-        let can_decide = !needs_model && (hinted || !needs.prefix);
+        let waits_for = self.waits_for(scene, needs, hinted);
         // An upload is never held.
-        if ends || can_decide || !self.endpoint.has_prompt() {
-            return self.place(scene);
-        }
+        let Some(reason) = waits_for.filter(|_| !ends && self.endpoint.has_prompt()) else { return self.place(scene) };
         if scene.balancer.bodies == Bodies::Missing {
             return self.place_unread(scene);
         }
-        self.account.hold(needs_model, needs.prefix);
+        self.account.hold(reason);
         self.phase = Phase::Holding;
         self.since_ms = scene.context.now_ms;
         self.look_at = usize::try_from(scene.balancer.config().max_buffered_request_bytes).unwrap_or(usize::MAX).max(1);
         Step::Pause
+    }
+
+    /// What of the body must be known before the request can be placed, as the label `reason` calls it.
+    fn waits_for(&self, scene: &Scene<'_, '_>, needs: Needs, hinted: bool) -> Option<&'static str> {
+        if self.keys.target != Target::Absent {
+            return None;
+        }
+        let needs_text = !hinted && (needs.prefix || (needs.head && self.keys.configured.is_none()));
+        let needs_model = self.model.is_none() && scene.balancer.fleet().needs_model();
+        let needs_rid = scene.balancer.config().sticky.routing_key_override && self.endpoint.has_rid();
+        [(needs_rid, "routing_key_override"), (needs_text, "policy_needs_text"), (needs_model, "model_ambiguous")]
+            .into_iter()
+            .find_map(|(needed, reason)| needed.then_some(reason))
     }
 
     /// A part of the request's body; `held` bytes of it are at hand. `ends` says that it is the last one.
@@ -241,14 +259,10 @@ impl Exchange {
 
     /// Places a request whose body will not be read.
     fn place_unread(&mut self, scene: &mut Scene<'_, '_>) -> Step {
-        if scene.facts.token_count == 0 && scene.balancer.needs(self.named_policy(scene)).prefix {
+        if scene.facts.token_count == 0 && scene.balancer.needs_before_model(self.policy).prefix {
             self.policy = Some(PolicyName::LeastLoad);
         }
         self.place(scene)
-    }
-
-    fn named_policy(&self, scene: &Scene<'_, '_>) -> PolicyName {
-        self.policy.unwrap_or(scene.balancer.config().policy)
     }
 
     /// The response's head, from an engine or from Envoy itself.
@@ -276,7 +290,7 @@ impl Exchange {
         let worker = worker.filter(|_| from_upstream).and_then(|worker| ticket.fleet().worker(worker));
         ResponseStep {
             strip_error_code: from_upstream,
-            worker_id: worker.map_or(WorkerId::Remove, |worker| WorkerId::Set(worker.url.clone())),
+            worker_id: worker.map_or(WorkerId::Remove, |worker| worker_id(scene.balancer.config().expose, worker)),
         }
     }
 
@@ -317,6 +331,7 @@ impl Exchange {
         if let Some(header) = &self.tokens {
             scene.facts.hint(header);
         }
+        scene.facts.wants_rid = scene.balancer.config().sticky.routing_key_override;
         let body = scene.http.body(held);
         scene.facts.read_body(self.endpoint, &body, complete);
     }
@@ -325,10 +340,19 @@ impl Exchange {
         self.phase = Phase::Done;
         let any_worker = !self.endpoint.is_inference();
         let facts = &*scene.facts;
+        let is_override = scene.balancer.config().sticky.routing_key_override;
+        let rid = Some(&*facts.rid).filter(|_| is_override && !any_worker);
+        let key = self.keys.key(rid, is_override);
+        let counted = key.map(|key| scene.balancer.key_hash(key.key));
         let prompt = if any_worker {
-            Prompt { any_worker, key: self.key, ..Prompt::default() }
+            Prompt { any_worker, key: counted, ..Prompt::default() }
         } else {
             Prompt {
+                target: self.keys.target,
+                routing_key: self.keys.configured.as_deref(),
+                hash_key: self.keys.hash_key(rid),
+                manual_key: self.keys.manual_key(rid),
+                sticky_key: key,
                 model: self.model.as_deref().unwrap_or(&facts.model),
                 text: &facts.text,
                 text_bytes: facts.text_bytes,
@@ -337,7 +361,7 @@ impl Exchange {
                 namespace: facts.namespace,
                 any_worker,
                 policy: self.policy,
-                key: self.key,
+                key: counted,
             }
         };
         self.account.decide(scene.balancer, prompt.model, facts);
@@ -346,7 +370,9 @@ impl Exchange {
                 self.account.let_go(scene.http);
                 let destination = ticket.destination();
                 self.ticket = Some(ticket);
-                Step::Route(Route { destination, consumes_tokens: self.tokens.take().is_some() })
+                let consumes_target = self.keys.target != Target::Absent;
+                let consumes_tokens = self.tokens.take().is_some();
+                Step::Route(Route { destination, consumes_tokens, consumes_target })
             }
             // What is no inference request is none of our business to refuse.
             Err(_) if any_worker => {
@@ -378,13 +404,13 @@ fn says(header: Option<Vec<u8>>) -> bool {
     header.is_some_and(|value| !value.is_empty())
 }
 
-/// The routing key of a request: the first configured header with a valid one.
-fn key_of(scene: &mut Scene<'_, '_>) -> Option<u64> {
-    let config = Rc::clone(scene.balancer.config());
-    config.routing_key_headers.iter().find_map(|name| {
-        let header = scene.http.request_header(name)?;
-        routing_key(&header).map(|key| scene.balancer.key_hash(key))
-    })
+/// How `worker` is named to the client.
+fn worker_id(expose: ExposeWorkerId, worker: &Worker) -> WorkerId {
+    match expose {
+        ExposeWorkerId::Url => WorkerId::Set(worker.url.clone()),
+        ExposeWorkerId::Hash => WorkerId::Set(format!("{:016x}", worker.hash)),
+        ExposeWorkerId::Off => WorkerId::Remove,
+    }
 }
 
 /// The policy that the route's metadata names, where metadata is looked at; a name that is none changes nothing.

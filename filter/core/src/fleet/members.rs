@@ -10,6 +10,9 @@ use crate::report::{Info, Overload, Resilience};
 use crate::state::fleet::url_hash;
 use crate::state::named::{Named, Record};
 
+/// The label that names the policy of a worker's models.
+const POLICY_LABEL: &str = "policy";
+
 /// One worker that takes whole requests, whether it can be reached or not.
 #[derive(Debug)]
 pub(super) struct Member {
@@ -23,6 +26,8 @@ pub(super) struct Member {
     pub(super) breaker: Breaker,
     pub(super) statuses: Option<Box<Statuses>>,
     pub(super) limits: Overload,
+    /// The policy that its label names.
+    pub(super) policy_label: Option<String>,
 }
 
 /// What all reporters together say of one worker: of each thing what was said last, since who has fallen silent may
@@ -124,6 +129,7 @@ fn member(config: &Config, worker: &WorkerConfig, hash: u64, told: Option<&Told<
             waiting_requests: own.waiting_requests.or(said.waiting_requests).or(usual.waiting_requests),
             token_usage: own.token_usage.or(said.token_usage).or(usual.token_usage),
         },
+        policy_label: worker.labels.get(POLICY_LABEL).or_else(|| info?.labels.get(POLICY_LABEL)).cloned(),
     })
 }
 

@@ -4,7 +4,10 @@
 //! exchanges keep the one they were placed with.
 
 mod members;
+mod policies;
+pub mod ring;
 
+use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
 
 use crate::breaker::{Outcome, Statuses};
@@ -15,6 +18,9 @@ use crate::state::load::SlotId;
 use crate::state::named::Named;
 
 use self::members::Member;
+use self::ring::Ring;
+
+pub use policies::PolicyRef;
 
 /// The reserved model id that means "any worker".
 pub const UNKNOWN_MODEL: &str = "unknown";
@@ -44,6 +50,8 @@ impl ConnectionMode {
 pub struct Worker {
     /// As configured, byte for byte: the worker's identity.
     pub url: String,
+    /// The URL's hash, by which other tables know it.
+    pub hash: u64,
     /// `ip:port`; what Envoy knows the host by.
     pub address: String,
     /// The models it serves; empty if nobody has said: then it serves any.
@@ -58,6 +66,8 @@ pub struct Worker {
     pub limits: Overload,
     /// How it is spoken to.
     pub mode: ConnectionMode,
+    /// The policy that its label names for the models it serves.
+    pub policy: Option<PolicyRef>,
 }
 
 impl Worker {
@@ -90,6 +100,10 @@ pub struct Pool {
     pub ids: Vec<SlotId>,
     /// The load blocks they span.
     pub blocks: Vec<u16>,
+    /// The policy of its model, if a worker's label has decided it.
+    pub policy: Option<PolicyRef>,
+    /// Made when it is first asked for.
+    ring: OnceCell<Ring>,
 }
 
 /// Everything one configuration may choose from.
@@ -102,7 +116,9 @@ pub struct Fleet {
     unnamed: Pool,
     by_address: HashMap<String, u16>,
     by_slot: HashMap<SlotId, u16>,
+    by_hash: HashMap<u64, u16>,
     unplaced: Vec<String>,
+    unknown_policies: Vec<String>,
     needs_model: bool,
     limited: bool,
     grpc: bool,
@@ -112,9 +128,9 @@ pub struct Fleet {
 
 impl Fleet {
     /// The fleet of `config` as the fleet table places it, with what reporters have `named`. Workers without an address
-    /// or a slot are left out.
+    /// or a slot are left out. Models that `before` has too keep the policy that was decided for them there.
     #[must_use]
-    pub fn new(config: &Config, table: &FleetState, named: &Named) -> Self {
+    pub fn new(config: &Config, table: &FleetState, named: &Named, before: Option<&Self>) -> Self {
         let slots = table.slots();
         let members = members::members(config, named);
         let mut fleet = Self { waits: config.discovers() && members.is_empty(), ..Self::default() };
@@ -125,36 +141,43 @@ impl Fleet {
             let free = |found: &String| !configured.contains(found) && !fleet.by_address.contains_key(found);
             let address = member.configured.clone().or_else(|| member.found.clone().filter(free));
             match (address, slots.get(&member.hash)) {
-                (Some(address), Some(&id)) => fleet.add(member, address, id),
+                (Some(address), Some(&id)) => fleet.add(config, member, address, id),
                 _ => fleet.unplaced.push(member.url),
             }
         }
         fleet.limited = fleet.workers.iter().any(|worker| !worker.limits.is_default());
         fleet.grpc = fleet.workers.iter().any(|worker| worker.mode == ConnectionMode::Grpc);
-        fleet.build_pools();
+        fleet.build_pools(before);
         fleet
     }
 
-    fn add(&mut self, member: Member, address: String, id: SlotId) {
+    fn add(&mut self, config: &Config, member: Member, address: String, id: SlotId) {
         let Ok(index) = u16::try_from(self.workers.len()) else { return };
         self.by_address.entry(address.clone()).or_insert(index);
         self.by_slot.insert(id, index);
+        self.by_hash.insert(member.hash, index);
         let mode = if member.url.starts_with("grpc") { ConnectionMode::Grpc } else { ConnectionMode::Http };
-        let Member { url, models, breaker, statuses, limits, .. } = member;
-        self.workers.push(Worker { url, address, models, id, breaker, statuses, limits, mode });
+        let Member { url, hash, models, breaker, statuses, limits, policy_label, .. } = member;
+        let policy = policy_label.as_ref().and_then(|label| PolicyRef::of_label(config, label));
+        if policy.is_none() {
+            self.unknown_policies.extend(policy_label);
+        }
+        self.workers.push(Worker { url, hash, address, models, id, breaker, statuses, limits, mode, policy });
     }
 
-    fn build_pools(&mut self) {
+    fn build_pools(&mut self, before: Option<&Self>) {
         let models: Vec<String> = self.workers.iter().flat_map(|worker| worker.models.iter().cloned()).collect();
         for model in models {
             if self.by_model.contains_key(&model) {
                 continue;
             }
-            let pool = self.pool_where(|worker| worker.models.is_empty() || worker.models.contains(&model));
+            let mut pool = self.pool_where(|worker| worker.models.is_empty() || worker.models.contains(&model));
+            pool.policy = self.policy_of(&model, &pool, before);
             self.by_model.insert(model, pool);
         }
         self.unnamed = self.pool_where(|worker| worker.models.is_empty());
         self.any = self.pool_where(|_| true);
+        self.needs_model |= self.by_model.values().any(|pool| pool.policy.is_some()) && self.by_model.len() > 1;
     }
 
     fn pool_where(&self, matches: impl Fn(&Worker) -> bool) -> Pool {
@@ -195,6 +218,36 @@ impl Fleet {
             "" | UNKNOWN_MODEL => &self.any,
             model => self.by_model.get(model).unwrap_or(&self.unnamed),
         }
+    }
+
+    /// The worker whose URL has this hash.
+    #[must_use]
+    pub fn by_hash(&self, hash: u64) -> Option<u16> {
+        self.by_hash.get(&hash).copied()
+    }
+
+    /// The hash ring of `pool`, a pool of this fleet.
+    #[must_use]
+    pub fn ring<'a>(&'a self, pool: &'a Pool) -> &'a Ring {
+        let whole = || {
+            let urls = self.workers.iter().map(|worker| worker.url.as_str());
+            self.any.ring.get_or_init(|| Ring::new((0..).zip(urls)))
+        };
+        if std::ptr::eq(pool, &raw const self.any) {
+            return whole();
+        }
+        pool.ring.get_or_init(|| whole().part(|worker| pool.workers.binary_search(&worker).is_ok()))
+    }
+
+    /// Labels that should name a policy and do not.
+    #[must_use]
+    pub fn unknown_policies(&self) -> &[String] {
+        &self.unknown_policies
+    }
+
+    /// Every policy that labels have decided for a model.
+    pub fn policies(&self) -> impl Iterator<Item = PolicyRef> {
+        self.by_model.values().filter_map(|pool| pool.policy)
     }
 
     /// Whether a request must name its model to find its pool, also among workers that cannot be chosen yet.

@@ -59,7 +59,7 @@ pub fn tables(bytes: &[u8]) {
     let mut held = Vec::new();
     for round in 0..3_u64 {
         let text = format!("{:<200}", "A prompt that comes again ");
-        let key = vm.run(|_, balancer, _| balancer.key_hash("key"));
+        let key = vm.run(|_, balancer, _| balancer.key_hash(b"key"));
         let prompts = [
             Prompt {
                 model: "m",

@@ -4,11 +4,13 @@
 //! The wrong choice when prompts share nothing (`least_load` is cheaper then). Source: SMG's load-balancing page.
 
 use rand::RngCore;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::score::{credit, expected_wait, lowest};
 use super::{Branch, Candidate, Needs, Pick, Policy, View, overlap};
 use crate::config;
-use crate::config::ScoreParams;
+use crate::config::{ColdStartTies, ScoreParams};
+use crate::fleet::ring::position;
 
 /// See the module.
 #[derive(Debug, Clone)]
@@ -18,11 +20,34 @@ pub(super) struct CacheAware {
     config: config::CacheAware,
     /// SMG lets operators tune the score of `least_load` only.
     params: ScoreParams,
+    ties: ColdStartTies,
 }
 
+/// The head of a prompt that decides between equals: so many bytes of text, or as many token ids as `prefix_hash` takes.
+const HEAD_BYTES: usize = 1024;
+const HEAD_TOKENS: usize = 256;
+
 impl CacheAware {
-    pub(super) fn new(config: &config::CacheAware) -> Self {
-        Self { threshold: config.threshold, config: *config, params: ScoreParams::default() }
+    pub(super) fn new(config: &config::CacheAware, ties: ColdStartTies) -> Self {
+        Self { threshold: config.threshold, config: *config, params: ScoreParams::default(), ties }
+    }
+
+    /// Of the members of `set` that would have the prompt wait as short as `score`, the one that owns its head on the
+    /// ring. Nothing of this process is in the head's place, so that other processes find the same owner.
+    fn owner_of_head(view: &View<'_>, set: &[usize], scores: &[f64], score: f64) -> Option<usize> {
+        let said = &view.said;
+        let head = match said.tokens {
+            [] => xxh3_64(said.text.get(..HEAD_BYTES).unwrap_or(said.text)),
+            ids => {
+                let ids = ids.get(..HEAD_TOKENS).unwrap_or(ids);
+                xxh3_64(&ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>())
+            }
+        };
+        #[expect(clippy::float_cmp, reason = "only exact ties are drawn")]
+        let tied = |index: usize| set.iter().zip(scores).any(|(&member, &of)| member == index && of == score);
+        let index = |worker: u16| view.candidates.binary_search_by_key(&worker, |candidate| candidate.worker).ok();
+        let owner = view.ring?.owner(position(&head.to_le_bytes()), |worker| index(worker).is_some_and(tied))?;
+        index(owner)
     }
 
     /// Hot workers get no more requests for their cache's sake.
@@ -86,7 +111,7 @@ impl CacheAware {
 
     pub(super) fn pick_of(&self, view: &View<'_>, index: usize, score: f64, branch: Branch) -> Pick {
         let credit = Some(credit(&self.params, view.token_ids));
-        Pick { index, credit, score: Some(score), branch: Some(branch) }
+        Pick { credit, score: Some(score), branch: Some(branch), ..Pick::unscored(index) }
     }
 
     pub(super) fn set(candidates: &[Candidate<'_>], keep: impl Fn(&Candidate<'_>) -> bool) -> Vec<usize> {
@@ -96,7 +121,7 @@ impl CacheAware {
 
 impl Policy for CacheAware {
     fn needs(&self) -> Needs {
-        Needs { prefix: true, score: true, ..Needs::default() }
+        Needs { prefix: true, score: true, ring: self.ties == ColdStartTies::Ring, ..Needs::default() }
     }
 
     fn pick(&self, view: &View<'_>, rng: &mut dyn RngCore) -> Option<Pick> {
@@ -105,7 +130,13 @@ impl Policy for CacheAware {
         let pressed = self.is_under_kv_pressure(candidates);
         let enough = !pressed && view.prefix.ratio() > self.threshold;
         let set = if enough { self.affinity(view, rng) } else { Vec::new() };
-        let (index, score) = self.gate(candidates, set, rng)?;
+        let (mut index, score) = self.gate(candidates, set, rng)?;
+        if self.ties == ColdStartTies::Ring && !enough && !pressed && view.prefix.total > 0 {
+            let all = Self::set(candidates, |_| true);
+            let mut scores = Vec::with_capacity(all.len());
+            expected_wait(&self.params, candidates, &all, &mut scores);
+            index = Self::owner_of_head(view, &all, &scores, score).unwrap_or(index);
+        }
         let branch = match (enough, candidates.get(index).is_some_and(holds)) {
             (false, _) if pressed => Branch::KvPressure,
             (false, _) => Branch::ExpectedWaitFallback,
@@ -130,7 +161,7 @@ mod tests {
             (0..).zip(in_flight).map(|(number, load)| candidate(number, *load)).collect();
         let holders = holders.iter().map(|slot| candidate(*slot, 0).id).collect();
         let prefix = Match { matched, total: 100, holders };
-        let policy = CacheAware::new(&config::CacheAware::default());
+        let policy = CacheAware::new(&config::CacheAware::default(), ColdStartTies::Random);
         let mut rng = rand::rngs::SmallRng::seed_from_u64(3);
         let mut seen = std::collections::BTreeSet::new();
         for _ in 0..100 {
@@ -186,7 +217,8 @@ mod tests {
             };
             let prefix = Match { matched: 90, total: 100, holders: vec![candidates[0].id] };
             let mut rng = rand::rngs::SmallRng::seed_from_u64(3);
-            let pick = CacheAware::new(&config).pick(&view(&candidates, &prefix), &mut rng).unwrap();
+            let pick =
+                CacheAware::new(&config, ColdStartTies::Random).pick(&view(&candidates, &prefix), &mut rng).unwrap();
             assert_eq!(pick.branch == Some(Branch::KvPressure), pressed, "{usages:?}");
         }
     }
@@ -207,7 +239,11 @@ mod tests {
             selection_temperature: temperature,
             ..config::CacheAware::default()
         };
-        crate::policy::testing::wins(&CacheAware::new(&config), &view(&candidates, &prefix), 1000)
+        crate::policy::testing::wins(
+            &CacheAware::new(&config, ColdStartTies::Random),
+            &view(&candidates, &prefix),
+            1000,
+        )
     }
 
     #[test]

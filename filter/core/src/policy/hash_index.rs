@@ -8,7 +8,7 @@ use rand::RngCore;
 
 use super::cache_aware::CacheAware;
 use super::{Branch, Needs, Pick, Policy, View};
-use crate::config::Config;
+use crate::config::{ColdStartTies, Config};
 
 /// See the module.
 #[derive(Debug, Clone)]
@@ -21,7 +21,7 @@ pub(super) struct HashIndex {
 impl HashIndex {
     pub(super) fn new(config: &Config) -> Self {
         let shortest = config.cache_boundaries.first().copied().unwrap_or(u32::MAX);
-        Self { gate: CacheAware::new(&config.cache), shortest }
+        Self { gate: CacheAware::new(&config.cache, ColdStartTies::Random), shortest }
     }
 }
 

@@ -41,7 +41,7 @@ impl Policy for LeastLoad {
         let mut scores = Vec::with_capacity(set.len());
         expected_wait(&self.params, view.candidates, &set, &mut scores);
         let (index, score) = lowest(&set, &scores, rng)?;
-        Some(Pick { index, credit: Some(credit(&self.params, view.token_ids)), score: Some(score), branch: None })
+        Some(Pick { credit: Some(credit(&self.params, view.token_ids)), score: Some(score), ..Pick::unscored(index) })
     }
 }
 

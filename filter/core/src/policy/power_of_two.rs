@@ -65,7 +65,7 @@ impl Policy for PowerOfTwo {
         // Whose report is the best and what the mean throughput is, is asked of the members of the set only.
         expected_wait(&self.params, view.candidates, &set, &mut scores);
         let (index, score) = lowest(&set, &scores, rng)?;
-        Some(Pick { index, credit: Some(credit(&self.params, view.token_ids)), score: Some(score), branch: None })
+        Some(Pick { credit: Some(credit(&self.params, view.token_ids)), score: Some(score), ..Pick::unscored(index) })
     }
 }
 

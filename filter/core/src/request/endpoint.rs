@@ -57,6 +57,12 @@ impl Endpoint {
         self.is_inference() && self != Self::Audio
     }
 
+    /// Whether the body may name the request, see [`super::Facts::rid`].
+    #[must_use]
+    pub fn has_rid(self) -> bool {
+        self.has_prompt() && !matches!(self, Self::Responses | Self::Interactions)
+    }
+
     /// Whether a model works on the request: it is counted, and placed by the policy.
     #[must_use]
     pub fn is_inference(self) -> bool {

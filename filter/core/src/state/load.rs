@@ -197,6 +197,12 @@ impl SlotView<'_> {
         read_u32(self.0, 8)
     }
 
+    /// See [`Slot::keys`]; what is below 0 for a moment is 0.
+    #[must_use]
+    pub fn keys(self) -> u32 {
+        read_u32(self.0, 24).cast_signed().max(0).unsigned_abs()
+    }
+
     /// See [`Slot::generation`].
     #[must_use]
     pub fn generation(self) -> u16 {

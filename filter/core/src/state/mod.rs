@@ -9,6 +9,7 @@ pub mod meta;
 pub mod named;
 pub mod names;
 pub mod page;
+pub mod pins;
 pub mod placements;
 pub mod report;
 pub mod reporters;

@@ -8,6 +8,7 @@ mod crashes;
 mod deltas;
 mod faults;
 mod keys;
+mod labels;
 mod named;
 mod overload;
 mod pairs;
@@ -16,6 +17,7 @@ mod placing;
 mod races;
 mod reports;
 mod statuses;
+mod sticky;
 mod stores;
 mod turns;
 
@@ -139,7 +141,7 @@ impl Vm {
 
     /// Places a request with routing key `key`.
     pub(crate) fn send_keyed(&mut self, key: &str) -> Ticket {
-        let key = Some(self.balancer.key_hash(key));
+        let key = Some(self.balancer.key_hash(key.as_bytes()));
         self.place(Prompt { key, ..Prompt::default() }).unwrap()
     }
 

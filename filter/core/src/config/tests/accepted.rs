@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::super::{CacheIndex, Config, Leg, LoadMetric, LogLevel, PolicyName, Role, WorkerConfig};
+use super::super::{
+    AssignmentMode, CacheIndex, ColdStartTies, Config, ExposeWorkerId, Leg, LoadMetric, LogLevel, PolicyName,
+    PrefixHash, Role, Sticky, TrustRoutingHeaders, WorkerConfig,
+};
 use super::parse;
 use crate::report::{Overload, Resilience};
 
@@ -105,7 +108,6 @@ fn smgs_other_names_of_a_flag_mean_the_same() {
 #[test]
 fn flags_without_effect_are_checked_and_listed() {
     let flags = [
-        ("eviction_interval", "120"),
         ("cb_window_duration_secs", "120"),
         ("disable_retries", "false"),
         ("retry_initial_backoff_ms", "50"),
@@ -114,13 +116,7 @@ fn flags_without_effect_are_checked_and_listed() {
         ("retry_jitter_factor", "0.2"),
         ("load_monitor_interval", "10"),
         ("disable_load_monitoring", "true"),
-        ("prefix_token_count", "256"),
-        ("prefix_hash_load_factor", "1.25"),
-        ("prefix_hash_balance_abs_threshold", "10"),
         ("bucket_adjust_interval_secs", "5"),
-        ("assignment_mode", "\"min_group\""),
-        ("max_idle_secs", "0"),
-        ("routing_key_override", "true"),
         ("prefill_policy", "\"bucket\""),
         ("decode_policy", "\"power_of_two\""),
         ("encode_policy", "\"random\""),
@@ -149,7 +145,32 @@ fn whole_numbers_may_look_like_fractions() {
 
 #[test]
 fn the_eviction_interval_may_be_0_without_a_tree() {
-    assert_eq!(parse(r#"{"policy":"random","eviction_interval":0}"#).without_effect, ["eviction_interval"]);
+    assert_eq!(parse(r#"{"policy":"random","eviction_interval":0}"#).sticky.eviction_interval_secs, 0);
+}
+
+#[test]
+fn keys_and_heads_are_tuned_by_smgs_flags() {
+    let config = parse(
+        r#"{"prefix_token_count":7,"prefix_hash_load_factor":2,"prefix_hash_balance_abs_threshold":0,
+            "cache_boundaries":[2048,8192],"sticky_sessions":true,"assignment_mode":"min_group","sticky_key_idle_secs":0,
+            "eviction_interval":5,"max_sticky_keys":1000,"routing_key_headers":["X-A","x-b"],
+            "trust_routing_headers":"internal","expose_worker_id":"hash","explain_decisions":true,
+            "cold_start_ties":"ring"}"#,
+    );
+    assert_eq!(config.prefix_hash, PrefixHash { token_count: 7, load_factor: 2.0, balance_abs: 0 });
+    assert_eq!(config.cache_boundaries, [2048, 8192]);
+    let sticky = Sticky {
+        routing_key_override: true,
+        assignment_mode: Some(AssignmentMode::MinGroup),
+        max_idle_secs: 0,
+        eviction_interval_secs: 5,
+        max_keys: 1000,
+    };
+    assert_eq!(config.sticky, sticky);
+    assert_eq!(config.routing_key_headers, ["x-a", "x-b"]);
+    let exposed = (config.trust_routing_headers, config.expose, config.explain_decisions, config.cold_start_ties);
+    assert_eq!(exposed, (TrustRoutingHeaders::Internal, ExposeWorkerId::Hash, true, ColdStartTies::Ring));
+    assert!(config.without_effect.is_empty());
 }
 
 #[test]

@@ -12,7 +12,7 @@ fn fleet(workers: &str) -> Fleet {
     let config = Config::parse(format!(r#"{{"workers":{workers}}}"#).as_bytes()).unwrap();
     let urls: Vec<u64> = config.workers.iter().map(|worker| url_hash(&worker.url)).collect();
     let table = FleetTable::new("", 1024).intern(&mut MemoryStore::default(), &urls, 0).unwrap();
-    Fleet::new(&config, &table, &Named::default())
+    Fleet::new(&config, &table, &Named::default(), None)
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn told(text: &str, store: &mut MemoryStore, named: &Named) -> Fleet {
     let configured = config.workers.iter().map(|worker| url_hash(&worker.url));
     let urls: Vec<u64> = configured.chain(named.records().iter().map(|record| record.hash)).collect();
     let table = FleetTable::new("", 1024).intern(store, &urls, 0).unwrap();
-    Fleet::new(&config, &table, named)
+    Fleet::new(&config, &table, named, None)
 }
 
 fn urls(fleet: &Fleet) -> Vec<&str> {

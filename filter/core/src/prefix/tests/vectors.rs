@@ -10,6 +10,7 @@ use super::super::path::Root;
 use super::super::{Match, PrefixIndex, Units};
 use super::{ROOT, exact, shared, worker};
 use crate::config::Config;
+use crate::fleet::PolicyRef;
 use crate::policy::testing::candidate;
 use crate::policy::{self, Branch, Candidate, Policy, View};
 use crate::request::{Endpoint, Facts};
@@ -35,7 +36,7 @@ impl Bench {
             Self {
                 index,
                 scale,
-                policy: policy::named(config.policy, &config),
+                policy: policy::named(PolicyRef::tuned(config.policy), &config),
                 rng: SmallRng::seed_from_u64(1),
                 available,
             }
@@ -63,7 +64,7 @@ impl Bench {
     }
 
     fn decide_on(&mut self, found: &Match) -> (u32, Branch, Vec<u16>) {
-        let view = View { candidates: &self.available, prefix: found, token_ids: None, turn: 0 };
+        let view = View { candidates: &self.available, prefix: found, ..View::of_nobody() };
         let picks: Vec<_> = (0..100).map(|_| self.policy.pick(&view, &mut self.rng).unwrap()).collect();
         let branch = picks[0].branch.unwrap();
         assert!(picks.iter().all(|pick| pick.branch == Some(branch)));

@@ -1,0 +1,187 @@
+//! Policies that go by keys and hashes, and keys that stay with their workers, over all threads.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use filter_core::fleet::ring::{Ring, position};
+use futures_util::future::join_all;
+use http::StatusCode;
+use serde_json::{Value, json};
+use testbed::envoy::{Connection, Envoy, EnvoyOptions, Reply, Worker, eventually};
+
+use crate::gate::Gate;
+use crate::support::{CHAT, SOON, WORKER_ID, chat, counts_become, no_vm_was_lost, post};
+
+const KEY: &str = "x-smg-routing-key";
+const TARGET: &str = "x-smg-target-worker";
+
+async fn start(workers: usize, plugin: Value) -> (Vec<Gate>, Envoy) {
+    let gates = join_all((0..workers).map(|_| Gate::start())).await;
+    let options = EnvoyOptions::with_workers(gates.iter().map(Gate::address));
+    let options = EnvoyOptions { plugin, concurrency: 4, exact_balance: true, ..options };
+    (gates, Envoy::start(options).await.unwrap())
+}
+
+async fn ask(connection: &mut Connection, text: &str, headers: &[(&str, &str)]) -> Reply {
+    connection.send(post(chat("m", text), headers)).await.unwrap()
+}
+
+#[track_caller]
+fn worker(reply: &Reply) -> SocketAddr {
+    assert_eq!(reply.status, StatusCode::OK, "{}", reply.text());
+    reply.header(WORKER_ID).and_then(|url| url.strip_prefix("http://")).and_then(|at| at.parse().ok()).unwrap()
+}
+
+async fn branches(envoy: &Envoy, family: &str, total: f64) -> std::collections::BTreeMap<String, f64> {
+    let name = format!("smg_{family}_policy_branch_total");
+    eventually(SOON, "all decisions are counted", async || envoy.metrics().await.sum(&name, &[]) == total).await;
+    envoy.metrics().await.by(&name, "branch")
+}
+
+#[tokio::test]
+async fn consistent_hashing_finds_the_owner_on_every_thread() {
+    let (gates, envoy) = start(3, json!({ "policy": "consistent_hashing" })).await;
+    let urls: Vec<String> = gates.iter().map(|gate| format!("http://{}", gate.address())).collect();
+    let ring = Ring::new((0..).zip(urls.iter().map(String::as_str)));
+    let mut threads = envoy.connection_per_thread().await;
+    for number in 0..100 {
+        let key = format!("user-{number}");
+        let owner = ring.owner(position(key.as_bytes()), |_| true).unwrap();
+        for thread in &mut threads {
+            let reply = ask(thread, "a question", &[(KEY, &key)]).await;
+            assert_eq!(worker(&reply), gates[usize::from(owner)].address(), "{key}");
+        }
+    }
+    let authorized = [("authorization", "Bearer sk-abc")];
+    let owner = ring.owner(position(b"Bearer sk-abc"), |_| true).unwrap();
+    assert_eq!(worker(&ask(&mut threads[0], "?", &authorized).await), gates[usize::from(owner)].address());
+    for (index, gate) in gates.iter().enumerate() {
+        let before = gate.arrived();
+        let reply = ask(&mut threads[1], "?", &[(TARGET, &index.to_string()), (KEY, "user-1")]).await;
+        assert_eq!(worker(&reply), gate.address());
+        let arrival = &gate.arrivals()[before];
+        assert!(!arrival.headers.contains_key(TARGET), "the engine need not know");
+        assert!(arrival.headers.contains_key(KEY));
+    }
+    for target in ["3", "-1", "1.0", "abc", "99999999999999999999"] {
+        let reply = ask(&mut threads[2], "?", &[(TARGET, target), (KEY, "user-1")]).await;
+        assert_eq!(reply.status, StatusCode::SERVICE_UNAVAILABLE, "{target}");
+        assert_eq!(reply.header("x-smg-error-code"), Some("no_available_workers"));
+    }
+    let counted = branches(&envoy, "consistent_hashing", 409.0).await;
+    let expected = [("routing_key_hit", 401.0), ("target_worker_hit", 3.0), ("target_worker_miss", 5.0)];
+    assert!(expected.iter().all(|(branch, count)| counted.get(*branch) == Some(count)), "{counted:?}");
+    no_vm_was_lost(&envoy).await;
+}
+
+#[tokio::test]
+async fn prefix_hash_sends_one_head_to_one_worker_from_every_thread() {
+    let (_gates, envoy) = start(3, json!({ "policy": "prefix_hash", "prefix_token_count": 16 })).await;
+    let mut threads = envoy.connection_per_thread().await;
+    let mut used = BTreeSet::new();
+    for number in 0..30 {
+        let head = format!("{number:<64}");
+        let mut seen = BTreeSet::new();
+        for (tail, thread) in threads.iter_mut().enumerate() {
+            seen.insert(worker(&ask(thread, &format!("{head} and what follows {tail}"), &[]).await));
+        }
+        assert_eq!(seen.len(), 1, "{head:?} {seen:?}");
+        used.extend(seen);
+    }
+    assert_eq!(used.len(), 3, "30 heads meet all workers");
+    assert_eq!(branches(&envoy, "prefix_hash", 120.0).await.get("ring_hit"), Some(&120.0));
+}
+
+/// 500 keys with 8 first requests each at once, over all threads: each key has one worker.
+#[tokio::test]
+async fn manual_gives_500_new_keys_of_8_simultaneous_requests_one_worker_each() {
+    let (_gates, envoy) = start(5, json!({ "policy": "manual" })).await;
+    let mut connections = Vec::new();
+    for _ in 0..32 {
+        connections.push(envoy.connect().await);
+    }
+    let mut pairs = BTreeSet::new();
+    // Eight connections, two to a thread, ask for the same key at the same time; four keys at once.
+    for round in 0..125 {
+        let requests =
+            connections.iter_mut().enumerate().map(async |(number, connection): (usize, &mut Connection)| {
+                let key = format!("key-{round}-{}", number / 8);
+                let reply = ask(connection, "?", &[(KEY, &key)]).await;
+                (key, worker(&reply))
+            });
+        pairs.extend(join_all(requests).await);
+    }
+    assert_eq!(pairs.len(), 500);
+    let counted = branches(&envoy, "manual", 4000.0).await;
+    assert_eq!(counted.get("vacant"), Some(&500.0), "{counted:?}");
+    assert_eq!(counted.get("occupied_hit"), Some(&3500.0), "{counted:?}");
+    counts_become(&envoy, 0, "at the end").await;
+}
+
+#[tokio::test]
+async fn the_override_keeps_keys_of_any_policy_and_takes_the_bodys_name_first() {
+    let (_gates, envoy) = start(3, json!({ "policy": "round_robin", "sticky_sessions": true })).await;
+    let mut threads = envoy.connection_per_thread().await;
+    let mut seen = BTreeSet::new();
+    for turn in 0..12 {
+        let body = json!({ "model": "m", "messages": [], "rid": format!("conv_t{turn}_r1") }).to_string();
+        let reply = threads[turn % 4].send(post(body, &[(KEY, &format!("other {turn}"))])).await.unwrap();
+        seen.insert(worker(&reply));
+    }
+    assert_eq!(seen.len(), 1, "one conversation, whatever the turn");
+    let mut keyless = BTreeSet::new();
+    for thread in &mut threads {
+        keyless.insert(worker(&ask(thread, "?", &[]).await));
+    }
+    assert_eq!(keyless.len(), 3, "without a key they take turns");
+    eventually(SOON, "the key's source is counted", async || {
+        envoy.metrics().await.sum("smg_routing_key_source_total", &[("source", "rid")]) == 12.0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_label_decides_for_its_model_and_power_of_two_sees_the_load() {
+    let gates = join_all((0..4).map(|_| Gate::start())).await;
+    let worker_of = |gate: &Gate, model: &str, policy: &str| {
+        Worker::at(gate.address()).with("models", json!([model])).with("labels", json!({ "policy": policy }))
+    };
+    let workers = vec![
+        worker_of(&gates[0], "m", "passthrough"),
+        worker_of(&gates[1], "m", "random"),
+        worker_of(&gates[2], "n", "power_of_two"),
+        worker_of(&gates[3], "n", "powerOfTwo"),
+    ];
+    let plugin = json!({ "policy": "power_of_two" });
+    let envoy =
+        Envoy::start(EnvoyOptions { workers, plugin, concurrency: 4, ..EnvoyOptions::default() }).await.unwrap();
+    let mut connection = envoy.connect().await;
+    for _ in 0..20 {
+        assert_eq!(worker(&ask(&mut connection, "?", &[]).await), gates[0].address());
+    }
+    let held: Vec<_> = join_all((0..2).map(|_| crate::support::Held::start(&envoy, "n", "?"))).await;
+    assert_eq!((gates[2].arrived(), gates[3].arrived()), (1, 1), "the second goes to the idle one of both");
+    drop(held);
+    eventually(SOON, "both policies are counted", async || {
+        let selections = envoy.metrics().await.by("smg_worker_selection_total", "policy");
+        selections.get("passthrough") == Some(&20.0) && selections.get("power_of_two") == Some(&2.0)
+    })
+    .await;
+    counts_become(&envoy, 0, "at the end").await;
+}
+
+#[tokio::test]
+async fn routing_headers_count_only_where_they_are_trusted_and_workers_can_stay_unnamed() {
+    let plugin =
+        json!({ "policy": "consistent_hashing", "trust_routing_headers": "never", "expose_worker_id": "hash" });
+    let (_gates, envoy) = start(3, plugin).await;
+    let mut connection = envoy.connect().await;
+    let mut seen = BTreeSet::new();
+    for _ in 0..40 {
+        let reply = ask(&mut connection, "?", &[(TARGET, "1"), (KEY, "user-1")]).await;
+        assert_eq!(reply.status, StatusCode::OK);
+        seen.insert(reply.header(WORKER_ID).unwrap().to_owned());
+    }
+    assert_eq!(seen.len(), 3, "neither header decides: {seen:?}");
+    assert!(seen.iter().all(|id| id.len() == 16 && id.bytes().all(|byte| byte.is_ascii_hexdigit())), "{seen:?}");
+}
