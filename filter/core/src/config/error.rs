@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde_json::Value;
 
+use super::scope::Missing;
 use super::suggest::nearest;
 
 /// A longer value is shown by its beginning, in characters.
@@ -33,6 +34,15 @@ pub enum ConfigError {
         value: String,
         /// What may stand there.
         allowed: String,
+    },
+    /// It belongs to something that is not done here.
+    OutOfScope {
+        /// The key.
+        path: String,
+        /// The value as JSON, shortened.
+        value: String,
+        /// What it belongs to, and why there is none.
+        missing: Missing,
     },
     /// A key that has to be there is not.
     Missing {
@@ -83,6 +93,10 @@ impl ConfigError {
         Self::Value { path: path.to_owned(), value: shown(value), allowed: allowed.to_owned() }
     }
 
+    pub(super) fn out_of_scope(path: &str, value: &Value, missing: Missing) -> Self {
+        Self::OutOfScope { path: path.to_owned(), value: shown(value), missing }
+    }
+
     pub(super) fn unknown(path: &str, value: &Value, key: &str, names: &[&'static str]) -> Self {
         let nearest = nearest(key, names.iter().copied());
         Self::UnknownKey { path: path.to_owned(), value: shown(value), nearest, allowed: names.join(", ") }
@@ -114,6 +128,9 @@ impl fmt::Display for ConfigError {
                 write!(f, "the configuration is {value}; allowed: {allowed}")
             }
             Self::Value { path, value, allowed } => write!(f, "`{path}` is {value}; allowed: {allowed}"),
+            Self::OutOfScope { path, value, missing: Missing { what, why } } => {
+                write!(f, "`{path}` is {value}: {what} is out of scope, because {why}")
+            }
             Self::Missing { path } => write!(f, "`{path}` is missing"),
             Self::Twice { path, other } => write!(f, "`{path}` and `{other}` are the same key: give one of them"),
             Self::DuplicateWorker { url, first, again } => {

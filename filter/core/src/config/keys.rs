@@ -5,13 +5,16 @@ use serde_json::{Map, Value};
 use super::values::{ascending, count, header, headers, name, number, strings, whole};
 use super::{
     AssignmentMode, CacheIndex, ColdStartTies, Config, ConfigError, ExposeWorkerId, LoadMetric, LogLevel,
-    OnInvalidConfig, PolicyName, Role, ScoreParams, TrustRoutingHeaders, reports, workers,
+    OnInvalidConfig, PolicyName, Role, ScoreParams, TrustRoutingHeaders, reports, scope, workers,
 };
 
 /// Reads all keys into `config`.
 pub(super) fn read(members: &Map<String, Value>, config: &mut Config) -> Result<(), ConfigError> {
     for (given, value) in members {
         let Some(key) = KEYS.iter().find(|key| key.names().any(|name| name == given)) else {
+            if let Some(refusal) = scope::key(given, given, value) {
+                return Err(refusal);
+            }
             let names: Vec<&'static str> = KEYS.iter().flat_map(Key::names).collect();
             return Err(ConfigError::unknown(given, value, given, &names));
         };

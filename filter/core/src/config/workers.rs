@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde_json::{Map, Value};
 
 use super::values::{count, strings, text};
-use super::{ConfigError, named, overrides};
+use super::{ConfigError, named, overrides, scope};
 use crate::report::{Overload, Resilience};
 
 named! {
@@ -106,7 +106,9 @@ fn read_one(path: &str, value: &Value) -> Result<WorkerConfig, ConfigError> {
         _ => return Err(ConfigError::value(path, value, "a URL or an object with a url")),
     };
     if let Some((unknown, value)) = members.iter().find(|(key, _)| !KEYS.contains(&key.as_str())) {
-        return Err(ConfigError::unknown(&format!("{path}.{unknown}"), value, unknown, &KEYS));
+        let path = format!("{path}.{unknown}");
+        let refusal = scope::key(&path, unknown, value);
+        return Err(refusal.unwrap_or_else(|| ConfigError::unknown(&path, value, unknown, &KEYS)));
     }
     let url = members.get("url").ok_or_else(|| ConfigError::Missing { path: format!("{path}.url") })?;
     let mut worker = read_url(&format!("{path}.url"), url)?;
@@ -141,7 +143,7 @@ fn read_one(path: &str, value: &Value) -> Result<WorkerConfig, ConfigError> {
 }
 
 fn read_url(path: &str, value: &Value) -> Result<WorkerConfig, ConfigError> {
-    let wrong = || ConfigError::value(path, value, URL);
+    let wrong = || scope::url(path, value, is_worker_url).unwrap_or_else(|| ConfigError::value(path, value, URL));
     let url = value.as_str().ok_or_else(wrong)?;
     let address = address_of(url).ok_or_else(wrong)?;
     Ok(WorkerConfig { url: url.to_owned(), address, ..WorkerConfig::default() })
