@@ -31,6 +31,7 @@ pub(crate) const CALL_BODY: u32 = 4;
 unsafe extern "C" {
     fn proxy_log(level: u32, text: *const u8, length: usize) -> u32;
     fn proxy_get_current_time_nanoseconds(time: *mut u64) -> u32;
+    fn proxy_set_property(path: *const u8, length: usize, value: *const u8, value_length: usize) -> u32;
     fn proxy_get_property(path: *const u8, length: usize, value: *mut *mut u8, value_length: *mut usize) -> u32;
     fn proxy_get_buffer_bytes(
         buffer: u32,
@@ -152,6 +153,12 @@ pub(crate) fn property(path: &[&str]) -> Result<Vec<u8>, Refused> {
     let path = path.join("\0");
     // SAFETY: all pointers are valid for the call.
     value_of(|value, length| unsafe { proxy_get_property(path.as_ptr(), path.len(), value, length) })
+}
+
+/// Sets the property `name` of the stream: Envoy keeps it in the filter state as `wasm.<name>`, for access logs.
+pub(crate) fn set_property(name: &str, value: &str) -> Result<(), Refused> {
+    // SAFETY: all pointers are valid for the call.
+    check(unsafe { proxy_set_property(name.as_ptr(), name.len(), value.as_ptr(), value.len()) })
 }
 
 /// Up to `most` bytes of a buffer.

@@ -7,8 +7,8 @@ use filter_core::answer::Answer;
 use filter_core::balancer::{Balancer, Context, Ledger};
 use filter_core::config::Config;
 use filter_core::exchange::{
-    DESTINATION_HEADER, ERROR_CODE_HEADER, Exchange, Http, Route, Scene, Step, TARGET_HEADER, TOKENS_HEADER,
-    WORKER_ID_HEADER, WorkerId,
+    DECISION_HEADER, DECISION_PROPERTY, DESTINATION_HEADER, ERROR_CODE_HEADER, Exchange, Http, Route, Scene, Step,
+    TARGET_HEADER, TOKENS_HEADER, WORKER_ID_HEADER, WorkerId,
 };
 
 use crate::host::{self, REQUEST_BODY, REQUEST_HEADERS, RESPONSE_HEADERS, SharedData};
@@ -147,6 +147,9 @@ pub(crate) fn on_response_headers(vm: &mut Vm, id: u32) -> u32 {
         if step.strip_error_code {
             let _ = host::remove_header(RESPONSE_HEADERS, ERROR_CODE_HEADER);
         }
+        if let Some(decision) = step.decision {
+            let _ = host::set_header(RESPONSE_HEADERS, DECISION_HEADER, &decision);
+        }
         let _ = match step.worker_id {
             WorkerId::Keep => Ok(()),
             WorkerId::Set(url) => host::set_header(RESPONSE_HEADERS, WORKER_ID_HEADER, &url),
@@ -199,7 +202,10 @@ fn carry_out(step: Option<Step>, first: bool) -> u32 {
             }
             CONTINUE
         }
-        Some(Step::Route(Route { destination, consumes_tokens, consumes_target })) => {
+        Some(Step::Route(Route { destination, consumes_tokens, consumes_target, decision })) => {
+            if let Some(decision) = decision {
+                let _ = host::set_property(DECISION_PROPERTY, &decision);
+            }
             if consumes_target {
                 let _ = host::remove_header(REQUEST_HEADERS, TARGET_HEADER);
             }

@@ -64,7 +64,8 @@ async fn consistent_hashing_finds_the_owner_on_every_thread() {
         assert!(arrival.headers.contains_key(KEY));
     }
     for target in ["3", "-1", "1.0", "abc", "99999999999999999999"] {
-        let reply = ask(&mut threads[2], "?", &[(TARGET, target), (KEY, "user-1")]).await;
+        // A refusal on the headers closes a connection whose body is still to come.
+        let reply = ask(&mut envoy.connect().await, "?", &[(TARGET, target), (KEY, "user-1")]).await;
         assert_eq!(reply.status, StatusCode::SERVICE_UNAVAILABLE, "{target}");
         assert_eq!(reply.header("x-smg-error-code"), Some("no_available_workers"));
     }
@@ -184,4 +185,37 @@ async fn routing_headers_count_only_where_they_are_trusted_and_workers_can_stay_
     }
     assert_eq!(seen.len(), 3, "neither header decides: {seen:?}");
     assert!(seen.iter().all(|id| id.len() == 16 && id.bytes().all(|byte| byte.is_ascii_hexdigit())), "{seen:?}");
+}
+
+fn with_decisions_in_the_access_log(resources: &mut Value) {
+    let listeners = resources["listeners"].as_array_mut().unwrap();
+    let routing = listeners.iter_mut().find(|listener| listener["name"] == "routing").unwrap();
+    routing["filter_chains"][0]["filters"][0]["typed_config"]["access_log"] = json!([{
+        "name": "envoy.access_loggers.stdout",
+        "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.access_loggers.stream.v3.StdoutAccessLog",
+            "log_format": { "text_format_source": { "inline_string":
+                "DECISION %RESPONSE_CODE% %FILTER_STATE(wasm.smg_decision:PLAIN)%\n" } },
+        },
+    }]);
+}
+
+#[tokio::test]
+async fn a_decision_is_explained_to_the_client_and_in_the_access_log() {
+    let gates = join_all((0..2).map(|_| Gate::start())).await;
+    let options = EnvoyOptions::with_workers(gates.iter().map(Gate::address));
+    let plugin = json!({ "explain_decisions": true, "expose_worker_id": "off" });
+    let edit: Option<fn(&mut Value)> = Some(with_decisions_in_the_access_log);
+    let envoy = Envoy::start(EnvoyOptions { plugin, edit, ..options }).await.unwrap();
+    let mut connection = envoy.connect().await;
+    let text = "a prompt that is long enough to be known again ".repeat(20);
+    for branch in ["expected_wait_fallback", "tree_match"] {
+        let reply = ask(&mut connection, &text, &[]).await;
+        let decision = reply.header("x-smg-decision").unwrap().to_owned();
+        assert!(decision.starts_with(&format!("policy=cache_aware;branch={branch};matched=")), "{decision}");
+        assert!(!decision.contains("http://"), "{decision}");
+        assert_eq!(reply.header(WORKER_ID), None);
+        let line = format!("DECISION 200 {decision}");
+        eventually(SOON, "the access log has it", async || envoy.log().contains(&line)).await;
+    }
 }

@@ -4,6 +4,7 @@ mod audit;
 mod available;
 mod bucketless;
 mod choose;
+mod explain;
 mod gauges;
 mod ledger;
 mod list;

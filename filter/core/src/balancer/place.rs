@@ -60,6 +60,8 @@ pub struct Ticket {
     pub(super) key: Option<u64>,
     /// The picked worker's breaker had nothing to forget.
     pub(super) healthy: bool,
+    /// Why it was placed as it was, if that is wanted.
+    pub(super) decision: Option<Box<str>>,
 }
 
 impl Ticket {
@@ -74,6 +76,12 @@ impl Ticket {
             text.push_str(&worker.address);
         }
         text
+    }
+
+    /// Why it was placed as it was, see [`Config::explain_decisions`](crate::config::Config::explain_decisions).
+    #[must_use]
+    pub fn decision(&self) -> Option<&str> {
+        self.decision.as_deref()
     }
 
     /// The picked worker.
@@ -153,6 +161,8 @@ impl Balancer {
         };
         ledger.save(context.store);
         self.record(context, &fleet, prompt, policy, &placement);
+        let explain = self.config.explain_decisions && !prompt.any_worker;
+        let decision = explain.then(|| self.explain(&fleet, policy, &placement, context.now_ms));
         let Placement { id, list, key, healthy, found, known, sticky, .. } = placement;
         // The prompt of a request that went where its key belongs tells nothing of what its policy would have done.
         let asked = sticky != Some(Branch::OccupiedHit);
@@ -164,7 +174,7 @@ impl Balancer {
             let evicted = self.tree.insert(context.store, &nodes, label, id, found);
             self.tally.evicted(evicted.unwrap_or(0));
         }
-        Ok(Ticket { fleet, list, counted: Some(id), key, healthy })
+        Ok(Ticket { fleet, list, counted: Some(id), key, healthy, decision })
     }
 
     /// The nodes of the prompt in the tree of its model, or its marks.
@@ -203,7 +213,14 @@ impl Balancer {
         context.log.line(Level::Error, &format!("{error}; the request goes to a random worker"));
         let start = context.rng.next_u32() as usize % pool.workers.len().max(1);
         let list = pool.workers.iter().cycle().skip(start).take(self.max_attempts());
-        Ticket { fleet: Rc::clone(fleet), list: list.copied().collect(), counted: None, key: None, healthy: true }
+        Ticket {
+            fleet: Rc::clone(fleet),
+            list: list.copied().collect(),
+            counted: None,
+            key: None,
+            healthy: true,
+            decision: None,
+        }
     }
 }
 

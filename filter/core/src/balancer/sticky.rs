@@ -50,7 +50,7 @@ pub(super) struct Sticky<'a> {
     /// Who chooses where the key is not known to be; none leaves it to the policy.
     pub(super) mode: Option<AssignmentMode>,
     pinned: Pinned,
-    /// How the first look at it went: what is redone after a lost race is no other decision.
+    /// How the look at it went that decided: what is redone after a lost race for the load table is no other decision.
     decided: Option<Known>,
     refreshed: bool,
 }
@@ -155,6 +155,7 @@ impl Balancer {
             return Ok(true);
         }
         sticky.pinned = self.pins.read(context.store, sticky.pinned.tag())?;
+        sticky.decided = None;
         Ok(false)
     }
 

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use crate::answer::{self, Answer};
 use crate::balancer::{Answered, Balancer, Context, FROM_WORKER, Ledger, Prompt, Ticket};
 use crate::breaker::{Outcome, status_of_grpc};
-use crate::config::{ExposeWorkerId, PolicyName};
+use crate::config::PolicyName;
 use crate::fleet::Worker;
 use crate::policy::{Keys, Needs};
 use crate::request::{Endpoint, Facts, Parsed, Target, endpoint};
@@ -28,6 +28,12 @@ pub const DESTINATION_HEADER: &str = "x-gateway-destination-endpoint";
 
 /// Tells the client which worker answered.
 pub const WORKER_ID_HEADER: &str = "x-smg-routed-worker-id";
+
+/// Tells the client why the worker was chosen, where that is wanted.
+pub const DECISION_HEADER: &str = "x-smg-decision";
+
+/// The same for Envoy's access log: `%FILTER_STATE(wasm.smg_decision:PLAIN)%`.
+pub const DECISION_PROPERTY: &str = "smg_decision";
 
 /// Carries the code of a gateway's own error.
 pub const ERROR_CODE_HEADER: &str = "x-smg-error-code";
@@ -91,6 +97,8 @@ pub struct Route {
     pub consumes_tokens: bool,
     /// Whether [`TARGET_HEADER`] was read and must be removed.
     pub consumes_target: bool,
+    /// Why these hosts, for the access log; none unless it is wanted.
+    pub decision: Option<Box<str>>,
 }
 
 /// What to do with a response's head.
@@ -100,6 +108,8 @@ pub struct ResponseStep {
     pub strip_error_code: bool,
     /// What to do with [`WORKER_ID_HEADER`].
     pub worker_id: WorkerId,
+    /// The value of [`DECISION_HEADER`], if it is wanted.
+    pub decision: Option<Box<str>>,
 }
 
 /// See [`ResponseStep::worker_id`].
@@ -271,7 +281,7 @@ impl Exchange {
         let Some(ticket) = &mut self.ticket else {
             // Whoever answers, nobody but the gateway may speak with its headers.
             let worker_id = if self.unplaced { WorkerId::Remove } else { WorkerId::Keep };
-            return ResponseStep { strip_error_code: self.unplaced, worker_id };
+            return ResponseStep { strip_error_code: self.unplaced, worker_id, decision: None };
         };
         let address = scene.http.property(&["upstream", "address"]).and_then(|raw| String::from_utf8(raw).ok());
         let status = scene.http.response_header(":status").and_then(|raw| parse_status(&raw)).unwrap_or(0);
@@ -290,7 +300,10 @@ impl Exchange {
         let worker = worker.filter(|_| from_upstream).and_then(|worker| ticket.fleet().worker(worker));
         ResponseStep {
             strip_error_code: from_upstream,
-            worker_id: worker.map_or(WorkerId::Remove, |worker| worker_id(scene.balancer.config().expose, worker)),
+            worker_id: worker
+                .and_then(|worker| scene.balancer.worker_id(worker))
+                .map_or(WorkerId::Remove, WorkerId::Set),
+            decision: ticket.decision().filter(|_| from_upstream).map(Into::into),
         }
     }
 
@@ -369,10 +382,11 @@ impl Exchange {
             Ok(ticket) => {
                 self.account.let_go(scene.http);
                 let destination = ticket.destination();
+                let decision = ticket.decision().map(Into::into);
                 self.ticket = Some(ticket);
                 let consumes_target = self.keys.target != Target::Absent;
                 let consumes_tokens = self.tokens.take().is_some();
-                Step::Route(Route { destination, consumes_tokens, consumes_target })
+                Step::Route(Route { destination, consumes_tokens, consumes_target, decision })
             }
             // What is no inference request is none of our business to refuse.
             Err(_) if any_worker => {
@@ -402,15 +416,6 @@ fn is_ours(scene: &mut Scene<'_, '_>) -> bool {
 /// Whether a header says anything.
 fn says(header: Option<Vec<u8>>) -> bool {
     header.is_some_and(|value| !value.is_empty())
-}
-
-/// How `worker` is named to the client.
-fn worker_id(expose: ExposeWorkerId, worker: &Worker) -> WorkerId {
-    match expose {
-        ExposeWorkerId::Url => WorkerId::Set(worker.url.clone()),
-        ExposeWorkerId::Hash => WorkerId::Set(format!("{:016x}", worker.hash)),
-        ExposeWorkerId::Off => WorkerId::Remove,
-    }
 }
 
 /// The policy that the route's metadata names, where metadata is looked at; a name that is none changes nothing.

@@ -39,6 +39,13 @@ pub(super) fn define(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
             let value = property(guest, path.strip_suffix(b"\0").unwrap_or(&path)).ok_or(Status::NotFound)?;
             guest.give(&value, value_to, size_to)
         }
+        fn proxy_set_property(guest, path: u32, path_size: u32, value: u32, value_size: u32) {
+            let (path, value) = (guest.bytes(path, path_size)?, guest.bytes(value, value_size)?);
+            let path = String::from_utf8_lossy(&path).into_owned();
+            let stream = guest.data().stream().cloned().ok_or(Status::NotFound)?;
+            stream.borrow_mut().set_property(&["wasm", &path], value);
+            Ok(())
+        }
         fn proxy_get_buffer_bytes(guest, kind: u32, start: u32, max_size: u32, bytes_to: u32, size_to: u32) {
             let (start, end) = (start as usize, start.checked_add(max_size).ok_or(Status::BadArgument)? as usize);
             let part = with_buffer(guest, kind, |bytes| {

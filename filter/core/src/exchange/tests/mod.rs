@@ -2,6 +2,7 @@
 
 mod bodies;
 mod heads;
+mod keys;
 mod metrics;
 mod partitions;
 mod responses;
