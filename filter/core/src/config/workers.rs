@@ -91,7 +91,7 @@ pub(super) fn without_effect(workers: &[WorkerConfig]) -> Vec<&'static str> {
             "workers[].leg (prefill and decode workers take no requests)",
         ),
         (given(|worker| !worker.runtime.is_empty()), "workers[].runtime"),
-        (given(|worker| !worker.labels.is_empty()), "workers[].labels"),
+        (given(|worker| worker.labels.keys().any(|label| label != "policy")), "workers[].labels (but for policy)"),
         (given(|worker| worker.bootstrap_port.is_some()), "workers[].bootstrap_port"),
     ]
     .into_iter()

@@ -263,6 +263,12 @@ fn members_of_a_worker_that_do_nothing_yet_are_named() {
         config.without_effect,
         ["workers[].leg (prefill and decode workers take no requests)", "workers[].runtime"]
     );
+    let labels = |labels: &str| {
+        let text = format!(r#"{{"workers":[{{"url":"http://10.0.0.1:80","labels":{labels}}}]}}"#);
+        Config::parse(text.as_bytes()).unwrap().without_effect
+    };
+    assert!(labels(r#"{"policy":"least_load"}"#).is_empty());
+    assert_eq!(labels(r#"{"policy":"least_load","zone":"a"}"#), ["workers[].labels (but for policy)"]);
 }
 
 #[test]
