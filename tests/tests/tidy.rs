@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use filter_core::config::Config;
+use filter_core::config::{Config, TOKEN_VARIABLE};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -154,14 +154,22 @@ fn manifests_for_kubernetes_are_consistent() {
             _ => spec("envoy-gateway/gateway.yaml", "EnvoyProxy")["bootstrap"]["jsonPatches"][0]["value"].clone(),
         };
         assert_eq!(found, tags, "{control}");
-        // The sidecar polls the filter's workers and finds the listener.
+        // The sidecar polls the filter's workers and is where the filter asks, with the token that it wants.
         let args: Vec<_> = values(&proxy, "args")[0].as_array().unwrap().iter().map(text).collect();
         let polled = args.iter().filter_map(|arg| arg.strip_prefix("--worker="));
         let routed = config["workers"].as_array().unwrap().iter().map(|worker| text(&worker["url"]));
         assert_eq!(polled.map(str::to_owned).collect::<Vec<_>>(), routed.collect::<Vec<_>>(), "{control}");
-        let ingest = values(&filter, "socket_address");
-        let address = format!("http://{}:{}/v1/reports", text(&ingest[0]["address"]), ingest[0]["port_value"]);
-        assert!(args.contains(&format!("--push-url={address}")), "{control}: {args:?}");
+        let asked = values(&filter, "socket_address")[0].clone();
+        assert!(args.contains(&format!("--listen=0.0.0.0:{}", asked["port_value"])), "{control}: {args:?}");
+        let services = proxy.as_array().unwrap().iter().filter(|one| one["kind"] == "Service");
+        let names = services.map(|one| format!("{}.inference.svc.cluster.local", text(&one["metadata"]["name"])));
+        assert!(names.into_iter().any(|name| asked["address"] == name), "{control}: {asked}");
+        let cluster = Config::parse(config.to_string().as_bytes()).unwrap().reports.cluster;
+        assert!(values(&filter, "cluster_name").iter().any(|name| name.as_str() == cluster.as_deref()), "{control}");
+        let passed = values(&filter, "host_env_keys");
+        assert_eq!(passed, [&Value::from(vec![TOKEN_VARIABLE])], "{control}");
+        let variables = values(&proxy, "env")[0].as_array().unwrap();
+        assert!(variables.iter().any(|one| one["name"] == TOKEN_VARIABLE), "{control}: {variables:?}");
         // The cluster follows the same header as in the stand-alone configuration.
         let policy = |value: &Value| values(value, "override_host_sources")[0].clone();
         assert_eq!(policy(&filter), policy(&alone), "{control}");

@@ -72,6 +72,15 @@ impl Sidecar {
         });
     }
 
+    /// Says from now on where the workers are.
+    pub fn say_addresses(&self, addresses: &[SocketAddr]) {
+        self.say(|workers| {
+            for (worker, address) in workers.iter_mut().zip(addresses) {
+                worker.address = Some(address.to_string());
+            }
+        });
+    }
+
     fn say(&self, change: impl FnOnce(&mut [WorkerReport])) {
         self.shared.said.send_modify(|said| {
             said.sequence += 1;

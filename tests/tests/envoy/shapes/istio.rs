@@ -93,6 +93,8 @@ pub fn add_plugin(spec: &Value, xds: &mut Xds) {
             "type_urls": [wasm, "type.googleapis.com/envoy.extensions.filters.http.rbac.v3.RBAC"],
         },
     });
+    let from_host = list(&spec["vmConfig"]["env"]).iter().filter(|variable| variable["valueFrom"] == "HOST");
+    let hosts: Value = from_host.map(|variable| variable["name"].clone()).collect();
     let manager = &mut xds.listeners[0]["filter_chains"][0]["filters"][0]["typed_config"];
     manager["http_filters"].as_array_mut().unwrap().insert(0, reference);
     xds.extensions.push(json!({
@@ -114,6 +116,7 @@ pub fn add_plugin(spec: &Value, xds: &mut Xds) {
                         "sha256": spec["sha256"],
                     } },
                     "environment_variables": {
+                        "host_env_keys": hosts,
                         "key_values": { "ISTIO_META_WASM_PLUGIN_RESOURCE_VERSION": "4711" },
                     },
                 },

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -10,6 +9,7 @@ use serde_json::{Value, json};
 use testbed::envoy::{Envoy, eventually};
 
 use crate::gate::{Arrival, Gate};
+use crate::sidecar::Sidecar;
 use crate::support::{CHAT, DESTINATION, Held, SOON, WORKER_ID, chat, counted, post};
 
 const BRANCHES: &str = "smg_cache_aware_policy_branch_total";
@@ -27,7 +27,7 @@ pub fn prompt(number: usize) -> Bytes {
 }
 
 /// The workers as the manifests name them.
-fn urls() -> [String; 2] {
+pub fn urls() -> [String; 2] {
     [0, 1].map(|number| format!("http://engine-{number}.engine.inference.svc.cluster.local:8000"))
 }
 
@@ -53,20 +53,10 @@ impl Fleet {
         self.gates.iter().flat_map(Gate::arrivals).collect()
     }
 
-    /// Reports as the sidecar would. Nothing but the report tells the filter where the workers are, so when requests are
-    /// served, what the ingest listener takes reaches the listener for requests.
-    pub async fn report(&self, envoy: &Envoy) {
-        let workers: Vec<_> = urls()
-            .iter()
-            .zip(self.addresses())
-            .map(|(url, address)| json!({ "url": url, "address": address, "load": [0, 0, 0, 0, 100] }))
-            .collect();
-        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
-        let snapshot =
-            json!({ "version": 2, "epoch": epoch, "sequence": 1, "interval_ms": 600_000, "workers": workers });
-        let client = reqwest::Client::new();
-        let answer = client.post(envoy.reports_url()).body(snapshot.to_string()).send().await.unwrap();
-        assert!(answer.status().is_success(), "{answer:?}");
+    /// Lets the sidecar say where the workers are. Nothing but that tells the filter, so when requests are served, Envoy
+    /// has fetched it, with the right token.
+    pub async fn report(&self, sidecar: &Sidecar, envoy: &Envoy) {
+        sidecar.say_addresses(&self.addresses());
         // Each thread learns it for itself.
         let mut threads = envoy.connection_per_thread().await;
         for connection in &mut threads {

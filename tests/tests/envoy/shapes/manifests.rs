@@ -72,7 +72,7 @@ impl Manifests {
             let operation = patch["patch"]["operation"].as_str().unwrap();
             match (patch["applyTo"].as_str().unwrap(), operation) {
                 ("EXTENSION_CONFIG", "ADD") => xds.extensions.push(value.clone()),
-                ("LISTENER", "ADD") => xds.listeners.push(value.clone()),
+                ("CLUSTER", "ADD") => xds.clusters.push(value.clone()),
                 ("LISTENER", "MERGE") => merge(named(&mut xds.listeners, &listener), value),
                 ("CLUSTER", "MERGE") => merge(named(&mut xds.clusters, &cluster), value),
                 ("NETWORK_FILTER", "MERGE") => merge(network_filter(named(&mut xds.listeners, &listener)), value),

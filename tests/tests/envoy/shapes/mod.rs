@@ -15,7 +15,7 @@ use testbed::envoy::{Envoy, EnvoyOptions, eventually};
 
 use crate::gate::Gate;
 use crate::support::{CHAT, DESTINATION, Dead, SOON, WORKER_ID, chat, no_vm_was_lost, post};
-use job::{Fleet, prompt};
+use job::{Fleet, prompt, urls};
 use manifests::{Manifests, named};
 use xds::{ControlPlane, Xds};
 
@@ -32,7 +32,7 @@ async fn metric(envoy: &Envoy, name: &str) -> f64 {
 #[tokio::test]
 async fn envoy_gateway() {
     let fleet = Fleet::start(gateway::CLUSTER).await;
-    let plane = ControlPlane::start().await;
+    let plane = ControlPlane::start(&urls()).await;
     let manifests = gateway::manifests();
     let mut plugin = gateway::plugin(&manifests);
 
@@ -50,7 +50,7 @@ async fn envoy_gateway() {
     let mut patched = emitted(&plugin);
     manifests.patch("smg", &mut patched);
     envoy.update_shape(&plane.deliver(&patched)).await.unwrap();
-    fleet.report(&envoy).await;
+    fleet.report(&plane.sidecar, &envoy).await;
     fleet.does_the_main_job(&envoy).await;
     eventually(SOON, "it sees bodies again", async || metric(&envoy, "smg_degraded").await == 0.0).await;
     let large = |kib: usize| chat("m", &"Too long for small buffers. ".repeat(kib * 1024 / 28));
@@ -77,14 +77,14 @@ async fn envoy_gateway() {
 #[tokio::test]
 async fn istio() {
     let fleet = Fleet::start(istio::STATS).await;
-    let plane = ControlPlane::start().await;
+    let plane = ControlPlane::start(&urls()).await;
     let manifests = Manifests::read("istio/smg.yaml");
     let mut xds = istio::emitted(&fleet.addresses());
     manifests.filter("smg", &mut xds);
     manifests.filter("smg-surroundings", &mut xds);
     xds.extensions.iter_mut().for_each(|extension| plane.fetch(extension));
     let envoy = start(plane.deliver(&xds), istio::bootstrap()).await;
-    fleet.report(&envoy).await;
+    fleet.report(&plane.sidecar, &envoy).await;
     fleet.does_the_main_job(&envoy).await;
     fleet.takes_large_bodies(&envoy).await;
     fleet.keeps_clients_from_choosing(&envoy).await;
@@ -96,7 +96,7 @@ async fn istio() {
 #[tokio::test]
 async fn a_wasm_plugin_of_istio_and_the_cluster_that_does_not_follow_it() {
     let fleet = Fleet::start(istio::STATS).await;
-    let plane = ControlPlane::start().await;
+    let plane = ControlPlane::start(&urls()).await;
     let mut plugin = Manifests::read("istio/wasmplugin.yaml").spec("WasmPlugin", "smg").clone();
     plugin["pluginConfig"]["workers"] = fleet.urls_of_addresses();
     let mut xds = istio::emitted(&fleet.addresses());
@@ -175,7 +175,7 @@ fn picks_by_metadata() -> Value {
 #[tokio::test]
 async fn retries_stay_in_the_pool() {
     let (dead, other) = (Dead::new(), Gate::start().await);
-    let plane = ControlPlane::start().await;
+    let plane = ControlPlane::start(&urls()).await;
     let manifests = gateway::manifests();
     let mut plugin = gateway::plugin(&manifests);
     plugin["workers"] = json!([

@@ -7,14 +7,19 @@ use std::path::{Path, PathBuf};
 use axum::Router;
 use axum::body::Bytes;
 use axum::routing::get;
+use filter_core::config::TOKEN_VARIABLE;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
+use crate::sidecar::{Sidecar, TOKEN};
 use crate::upstream::Upstream;
 
 /// Where the manifests say that the module is.
 const MODULES: &str = "modules.inference.svc.cluster.local";
+
+/// Where the manifests say that the sidecar is.
+const SIDECAR: &str = "sidecar-loadmonitor.inference.svc.cluster.local";
 
 /// Everything that one proxy is told, the listener for requests first.
 #[derive(Debug, Default)]
@@ -26,8 +31,9 @@ pub struct Xds {
     pub extensions: Vec<Value>,
 }
 
-/// A control plane for one proxy: files instead of a stream, and the module served over HTTP.
+/// A control plane for one proxy: files instead of a stream, the module served over HTTP, and a sidecar.
 pub struct ControlPlane {
+    pub sidecar: Sidecar,
     directory: TempDir,
     modules: Upstream,
     module: PathBuf,
@@ -35,12 +41,14 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    pub async fn start() -> Self {
+    /// `workers` are the URLs that the sidecar knows.
+    pub async fn start(workers: &[String]) -> Self {
+        let sidecar = Sidecar::start(workers).await;
         let module = testbed::envoy::filter_wasm().unwrap();
         let bytes = Bytes::from(fs::read(&module).unwrap());
         let sha256 = format!("{:x}", Sha256::digest(&bytes));
         let modules = Upstream::serving(Router::new().route("/filter.wasm", get(async move || bytes))).await;
-        Self { directory: tempfile::tempdir().unwrap(), modules, module, sha256 }
+        Self { sidecar, directory: tempfile::tempdir().unwrap(), modules, module, sha256 }
     }
 
     /// Where the module is served.
@@ -78,15 +86,13 @@ impl ControlPlane {
             listener["address"]["socket_address"]["port_value"] = json!(0);
         }
         let routing = &mut shape["listeners"][0];
-        // Not the address of the ingest listener: Envoy takes two of the same with port 0 for one, and a listener that
-        // comes with an update for the other's heir.
-        routing["address"]["socket_address"]["address"] = json!("127.0.0.2");
+        routing["address"]["socket_address"]["address"] = json!("127.0.0.1");
         routing["stat_prefix"] = json!("routing");
         routing["connection_balance_config"] = json!({ "exact_balance": {} });
         shape
     }
 
-    /// Turns references to the control plane into files, and the manifests' module into ours.
+    /// Turns references to the control plane into files, and the manifests' module, sidecar and token into ours.
     fn settle(&self, value: &mut Value) {
         match value {
             Value::Object(members) => {
@@ -106,8 +112,14 @@ impl ControlPlane {
                 if let Some(sha256) = members.get_mut("sha256") {
                     *sha256 = json!(self.sha256);
                 }
-                if members.get("filename").is_some_and(|filename| filename == "/smg/filter.wasm") {
-                    members["filename"] = json!(self.module);
+                if members.get("address").is_some_and(|address| address == SIDECAR) {
+                    let address = self.sidecar.address();
+                    members["address"] = json!(address.ip());
+                    members["port_value"] = json!(address.port());
+                }
+                // What the pod's environment has from a Secret.
+                if members.remove("host_env_keys") == Some(json!([TOKEN_VARIABLE])) {
+                    members.entry("key_values").or_insert(json!({}))[TOKEN_VARIABLE] = json!(TOKEN);
                 }
                 members.values_mut().for_each(|member| self.settle(member));
             }
