@@ -172,7 +172,7 @@ impl Book {
                 *machine = known.under(machine.thresholds());
             }
             (entry.settled, entry.identity) = (old.settled, old.identity);
-            (entry.load, entry.told, entry.ranks) = (old.load, old.told, old.ranks);
+            (entry.load, entry.poll, entry.told, entry.ranks) = (old.load, old.poll, old.told, old.ranks);
             entry.address = entry.address.or(old.address);
         }
         entry.pollable = old.pollable;
@@ -369,7 +369,8 @@ impl Book {
             outcome.urgent = entry.locate(address, next);
         }
         let ready = entry.health() == Health::Ready && !entry.away;
-        if ready && entry.remember(polled.told, now) {
+        // Grows within the epoch also for a worker that leaves and comes back.
+        if ready && entry.remember(polled.told, next, now) {
             entry.changed = next;
             outcome.urgent |= !awaited;
         }

@@ -53,6 +53,8 @@ pub(crate) struct Entry {
     pub(crate) away: bool,
     pub(crate) address: Option<String>,
     pub(crate) load: Option<Load>,
+    /// The number of the first snapshot that has, or will have, this load.
+    pub(crate) poll: u64,
     /// What the engine itself says it is.
     pub(crate) identity: Option<Info>,
     /// The health that snapshots have told, or are about to.
@@ -90,6 +92,7 @@ impl Entry {
             away: false,
             address,
             load: None,
+            poll: 0,
             identity: None,
             told_health: None,
             changed: 0,
@@ -149,6 +152,7 @@ impl Entry {
             address: self.address.clone(),
             health: Some(self.health()),
             load: self.load,
+            poll: self.poll,
             info: with_info.then(|| Box::new(self.info())),
         }
     }
@@ -164,17 +168,19 @@ impl Entry {
 
     /// Forgets what the engine said of its load.
     pub(crate) fn forget_load(&mut self) {
-        self.load = None;
+        (self.load, self.poll) = (None, 0);
         self.told = None;
         self.ranks.clear();
     }
 
-    /// Remembers what the engine said of its load; whether that is news.
-    pub(crate) fn remember(&mut self, told: Result<Told, String>, now: Instant) -> bool {
-        let before = self.load;
+    /// Remembers what the engine said of its load, as poll number `poll`; whether that is news. The same numbers from
+    /// another poll are: they have what was sent to the engine meanwhile.
+    pub(crate) fn remember(&mut self, told: Result<Told, String>, poll: u64, now: Instant) -> bool {
+        let news = told.is_ok() || self.load.is_some();
         match told {
             Ok(told) => {
                 self.load = Some(told.load.as_sent());
+                self.poll = poll;
                 self.told = Some((now, told.source));
                 self.ranks = told.ranks;
                 self.poll_error = None;
@@ -185,6 +191,6 @@ impl Entry {
                 self.poll_error = Some(why);
             }
         }
-        self.load != before
+        news
     }
 }

@@ -221,6 +221,35 @@ fn a_worker_described_anew_stays_in_rotation() {
 }
 
 #[test]
+fn each_poll_is_told_and_told_apart() {
+    let mut bed = bed(1, false);
+    let starts = bed.ready(&["http://a:1", "http://b:1"]);
+    bed.poll(&starts[0], 3.0);
+    bed.poll(&starts[1], 3.0);
+    let polls = |snapshot: &Snapshot| {
+        let mut polls: Vec<_> = snapshot.workers.iter().map(|worker| (worker.url.clone(), worker.poll)).collect();
+        polls.sort();
+        polls.into_iter().map(|(_, poll)| poll).collect::<Vec<_>>()
+    };
+    let first = bed.all();
+    let [a, b] = polls(&first)[..] else { panic!("{first:?}") };
+    assert!(a > 0 && b > 0);
+    assert_eq!(polls(&bed.all()), [a, b], "nobody was asked again");
+    bed.poll(&starts[0], 3.0);
+    let delta = bed.news().unwrap();
+    let again = delta.workers[0].poll;
+    assert!(again > a, "the same numbers from another poll");
+    assert_eq!(polls(&delta), [again], "who was not asked is not named");
+    assert_eq!(polls(&bed.all()), [again, b]);
+    // Who leaves and returns is told apart from who it was.
+    bed.name(0, &["http://b:1"]);
+    bed.later(SETTLE);
+    let back = bed.ready(&["http://a:1", "http://b:1"]).remove(0);
+    bed.poll(&back, 3.0);
+    assert!(polls(&bed.all())[0] > again);
+}
+
+#[test]
 fn a_round_waits_for_the_polls_it_has_begun() {
     let mut bed = bed(1, false);
     let starts = bed.ready(&["http://a:1", "http://b:1", "http://c:1"]);

@@ -40,6 +40,8 @@ struct Told {
     entry: Option<Entry>,
     /// The status; none where it is as it was.
     status: Option<Status>,
+    /// Whether the load comes from a poll that was not known: it has what was sent to the worker before.
+    polled: bool,
 }
 
 /// What has been written of one block of reports.
@@ -193,7 +195,8 @@ impl Balancer {
     }
 
     /// Takes the reports of `snapshot`: cold table first, then the hot one (zero the tally, name the new version).
-    /// A report that failed to come leaves the tally alone and the last load in place. What a delta does not name is as if
+    /// A report that failed to come leaves the tally alone and the last load in place, and so does one that repeats the
+    /// answer to a poll that is known. What a delta does not name is as if
     /// it had been reported again, unless the delta builds on what has not been taken.
     ///
     /// # Errors
@@ -235,6 +238,7 @@ impl Balancer {
             gained.remove(&hash);
             let entry = Entry {
                 load: worker.load,
+                poll: worker.poll,
                 loaded_ms: now_ms,
                 silent: worker.load.is_none(),
                 received_ms: now_ms,
@@ -244,10 +248,10 @@ impl Balancer {
                 reporter,
                 generation: id.generation,
             };
-            reports.push(Told { id, entry: Some(entry), status: Some(status(worker.health)) });
+            reports.push(Told { id, entry: Some(entry), status: Some(status(worker.health)), polled: false });
         }
         if verdict == Verdict::News && matches!(snapshot.scope, Scope::Since(_)) {
-            reports.extend(unnamed.into_values().map(|id| Told { id, entry: None, status: None }));
+            reports.extend(unnamed.into_values().map(|id| Told { id, entry: None, status: None, polled: false }));
         }
         let mut untold = 0;
         for block in 0..self.load.blocks() {
@@ -298,10 +302,11 @@ impl Balancer {
             let mut cold = ReportBlock::new(stored.map(|stored| stored.value).unwrap_or_default());
             let mut taken = Vec::with_capacity(reports.len());
             let (mut old, mut expired) = (0, 0);
-            for Told { id, entry, status } in reports.iter().copied() {
+            for Told { id, entry, status, .. } in reports.iter().copied() {
                 let known = cold.entry(id.position());
                 let owned = known.generation == id.generation;
                 let superseded = known.is_superseded_by(snapshot.epoch, snapshot.sequence, context.now_ms);
+                let mut polled = false;
                 let news = match entry {
                     Some(_) if owned && !superseded => {
                         old += 1;
@@ -309,7 +314,9 @@ impl Balancer {
                     }
                     Some(entry) => {
                         let mut news = *entry;
+                        polled = news.load.is_some();
                         if owned {
+                            polled = news.tells_news_after(&known);
                             news.follow(&known);
                         }
                         news
@@ -329,7 +336,7 @@ impl Balancer {
                     }
                 };
                 cold.set_entry(id.position(), &news);
-                taken.push(Told { id: *id, entry: Some(news), status: *status });
+                taken.push(Told { id: *id, entry: Some(news), status: *status, polled });
             }
             if taken.is_empty() || context.store.set(&key, cold.as_bytes(), version)? == Write::Done {
                 return Ok(Some(Written { taken, old, expired }));
@@ -338,20 +345,20 @@ impl Balancer {
         Ok(None)
     }
 
-    /// Makes new reports of one block count: sets the statuses, zeroes the tallies they cover and names the new version.
+    /// Makes new reports of one block count: sets the statuses, zeroes the tallies that new polls cover and names the new version.
     fn name_reports(&self, context: &mut Context<'_>, block: u16, taken: &[Told]) -> Result<bool, StoreError> {
         if taken.is_empty() {
             return Ok(true);
         }
         for _ in 0..TRIES {
             let mut read = self.load.read(context.store, block)?;
-            for Told { id, entry, status } in taken {
+            for Told { id, status, polled, .. } in taken {
                 let mut slot = read.block.slot(id.position());
                 if slot.generation != id.generation {
                     continue;
                 }
                 slot.status = status.unwrap_or(slot.status);
-                if entry.is_some_and(|entry| entry.tells_load()) {
+                if *polled {
                     (slot.tally_tokens, slot.tally_requests) = (0, 0);
                 }
                 read.block.set_slot(id.position(), slot);

@@ -152,6 +152,7 @@ mod tests {
             address: Some("10.0.0.1:8000".into()),
             health: Some(Health::Ready),
             load: Some(load),
+            poll: 4711,
             info: Some(Box::new(info)),
         };
         Snapshot {
@@ -177,6 +178,7 @@ mod tests {
             address: Some(format!("10.0.{}.{}:8000", number / 250, number % 250)),
             health: Some(Health::Ready),
             load: snapshot().workers[0].load,
+            poll: 9_999,
             info: None,
         };
         let bytes = Snapshot::of(1, 1, 1000, (0..1000).map(of).collect()).to_bytes().len();

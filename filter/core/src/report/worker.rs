@@ -20,6 +20,11 @@ pub struct WorkerReport {
     /// The load, or absent if the poll failed or told nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<Load>,
+    /// Tells the poll that brought the load from others of this worker: in an epoch it grows from poll to poll. The same
+    /// number again is the same answer told again, between whatever news. 0: not said, then each report counts as a poll
+    /// of its own.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub poll: u64,
     /// What the worker is. Absent: as it was last told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub info: Option<Box<Info>>,
@@ -128,7 +133,6 @@ impl Overload {
 }
 
 // The signature is serde's.
-#[allow(clippy::trivially_copy_pass_by_ref)]
-fn is_zero(number: &u32) -> bool {
-    *number == 0
+fn is_zero<N: Copy + Default + PartialEq>(number: &N) -> bool {
+    *number == N::default()
 }

@@ -7,7 +7,7 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Grows when the bytes of any table change their meaning.
-pub const LAYOUT: u8 = if cfg!(feature = "layout-for-tests") { 255 } else { 3 };
+pub const LAYOUT: u8 = if cfg!(feature = "layout-for-tests") { 255 } else { 4 };
 
 /// The instance as tables name it that remember slots: with another `max_workers` the fleet table is another one, and
 /// gives the same numbers to other workers.

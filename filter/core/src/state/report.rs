@@ -7,7 +7,7 @@ use super::bytes::{read_f64, read_u16, read_u32, read_u64, write};
 use super::load::SLOTS_PER_BLOCK;
 use crate::report::Load;
 
-const ENTRY_BYTES: usize = 88;
+const ENTRY_BYTES: usize = 96;
 
 const HAS_LOAD: u16 = 1;
 const SILENT: u16 = 2;
@@ -20,6 +20,8 @@ pub(super) const MISSED_INTERVALS: u64 = 3;
 pub struct Entry {
     /// The last load that was told, if any was.
     pub load: Option<Load>,
+    /// Which poll told it, see [`crate::report::WorkerReport`].
+    pub poll: u64,
     /// When the load arrived, in Unix milliseconds.
     pub loaded_ms: u64,
     /// A later poll has failed.
@@ -56,12 +58,18 @@ impl Entry {
         arrived_ms.saturating_add(MISSED_INTERVALS * u64::from(self.interval_ms))
     }
 
+    /// Whether its load comes from another poll than that of `earlier`, the last report of the same worker.
+    #[must_use]
+    pub fn tells_news_after(&self, earlier: &Self) -> bool {
+        let same_life = (self.reporter, self.epoch) == (earlier.reporter, earlier.epoch);
+        self.load.is_some() && (self.poll == 0 || !same_life || self.poll > earlier.poll)
+    }
+
     /// Keeps the load of `earlier` if this report, of the same worker, has none.
     pub fn follow(&mut self, earlier: &Self) {
         self.silent = self.load.is_none();
         if self.silent {
-            self.load = earlier.load;
-            self.loaded_ms = earlier.loaded_ms;
+            (self.load, self.loaded_ms, self.poll) = (earlier.load, earlier.loaded_ms, earlier.poll);
         }
     }
 
@@ -127,6 +135,7 @@ impl ReportBlock {
             epoch: read_u64(raw, 48),
             sequence: read_u64(raw, 56),
             reporter: read_u64(raw, 80),
+            poll: read_u64(raw, 88),
             interval_ms: read_u32(raw, 64),
             generation: read_u16(raw, 68),
         }
@@ -151,6 +160,7 @@ impl ReportBlock {
         write(raw, 70, flags.to_le_bytes());
         write(raw, 72, entry.loaded_ms.to_le_bytes());
         write(raw, 80, entry.reporter.to_le_bytes());
+        write(raw, 88, entry.poll.to_le_bytes());
     }
 }
 
@@ -161,6 +171,7 @@ mod tests {
     fn entry() -> Entry {
         Entry {
             load: Some(Load { queued_tokens: 1.5, waiting: 2.0, running: 3.0, kv_usage: 0.25, throughput: 5.0 }),
+            poll: 7,
             loaded_ms: 900_000,
             silent: true,
             received_ms: 1_000_000,
@@ -180,6 +191,25 @@ mod tests {
         assert_eq!(block.entry(63), entry());
         assert_eq!((block.entry(62).load, block.entry(62).silent), (None, false));
         assert_eq!(block.entry(0), Entry::default());
+    }
+
+    #[test]
+    fn a_load_is_news_once() {
+        let of = |poll| Entry { poll, ..entry() };
+        let unheard = Entry { load: None, ..of(0) };
+        for (entry, earlier, expected) in [
+            (of(8), of(7), true),
+            (of(7), of(7), false),
+            (of(6), of(7), false),
+            (of(7), unheard, true),
+            (unheard, of(7), false),
+            (of(0), of(7), true),
+            (of(0), of(0), true),
+            (of(1), Entry { epoch: 8, ..of(7) }, true),
+            (of(1), Entry { reporter: 1, ..of(7) }, true),
+        ] {
+            assert_eq!(entry.tells_news_after(&earlier), expected, "{entry:?} after {earlier:?}");
+        }
     }
 
     #[test]

@@ -30,18 +30,44 @@ fn busy_and_idle() -> Vm {
 }
 
 #[test]
-fn who_is_not_named_is_as_fresh_as_if_it_had_said_the_same_again() {
+fn who_is_not_named_stays_fresh_with_what_was_sent_to_it_on_top() {
     let mut vm = busy_and_idle();
     for sequence in 2..12 {
         vm.pass(10_000);
         vm.take(&scoped(Scope::Since(sequence - 1), sequence, &[]));
     }
-    assert_eq!(vm.slot(1).tally_requests, 0, "what was sent since is part of the load");
+    assert_eq!(vm.slot(1).tally_requests, 1, "nobody has asked it since");
     assert_eq!(vm.pick(), 1, "the queue is remembered");
     assert_eq!((outcome(&mut vm, "taken"), outcome(&mut vm, "gap")), (22, 0));
     vm.pass(30_001);
     let picks: Vec<_> = (0..40).map(|_| vm.pick()).collect();
     assert!(picks.contains(&0), "silence of the sidecar itself makes everything old: {picks:?}");
+}
+
+#[test]
+fn only_another_poll_has_what_was_sent_since() {
+    let polled = |scope, sequence, poll| {
+        let mut snapshot = scoped(scope, sequence, &[(0, BUSY), (1, idle())]);
+        snapshot.workers.iter_mut().for_each(|worker| worker.poll = poll);
+        snapshot
+    };
+    let mut vm = Vm::alone(config("least_load", 2, ""));
+    vm.take(&polled(Scope::Full, 1, 1));
+    assert_eq!((vm.pick(), vm.slot(1).tally_requests), (1, 1));
+    // The same answer told again, for whatever else is new.
+    vm.take(&polled(Scope::Full, 2, 1));
+    vm.take(&polled(Scope::Since(2), 3, 1));
+    assert_eq!((vm.pick(), vm.slot(1).tally_requests), (1, 2));
+    // The next poll fails; what comes late is no news.
+    vm.take(&scoped(Scope::Since(3), 4, &[(1, None)]));
+    vm.take(&polled(Scope::Some, 5, 1));
+    assert_eq!(vm.slot(1).tally_requests, 2);
+    vm.take(&polled(Scope::Since(4), 6, 6));
+    assert_eq!(vm.slot(1).tally_requests, 0, "the same numbers, but asked anew");
+    // A sidecar that begins anew counts anew.
+    assert_eq!(vm.pick(), 1);
+    vm.take(&Snapshot { epoch: 2, ..polled(Scope::Full, 1, 1) });
+    assert_eq!(vm.slot(1).tally_requests, 0);
 }
 
 #[test]
