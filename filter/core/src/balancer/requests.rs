@@ -2,6 +2,7 @@
 
 use super::Balancer;
 use crate::breaker::Outcome;
+use crate::fleet::ConnectionMode;
 use crate::metrics::Metrics;
 use crate::state::load::SlotId;
 
@@ -31,6 +32,15 @@ pub struct Asked {
     model: u16,
     endpoint: &'static str,
     streaming: &'static str,
+    mode: ConnectionMode,
+}
+
+impl Asked {
+    /// The same for a worker that is spoken to in this way.
+    #[must_use]
+    pub fn with_mode(self, mode: ConnectionMode) -> Self {
+        Self { mode, ..self }
+    }
 }
 
 /// What the head of an answer says for the metrics.
@@ -87,11 +97,11 @@ struct Outcomes {
 pub(super) struct Requests {
     models: Vec<String>,
     asked: Counts<Asked>,
-    errors: Counts<(u16, &'static str, &'static str)>,
+    errors: Counts<(u16, &'static str, ConnectionMode, &'static str)>,
     answers: Counts<(u16, &'static str)>,
     retries: Counts<&'static str>,
     exhausted: Counts<&'static str>,
-    worker_errors: Counts<&'static str>,
+    worker_errors: Counts<(ConnectionMode, &'static str)>,
     paths: Counts<(&'static str, &'static str)>,
     /// By model.
     first_bytes: Vec<[u32; TTFT_BOUNDS.len() + 1]>,
@@ -142,13 +152,13 @@ impl Requests {
     pub(super) fn publish<'a>(&mut self, metrics: &mut Metrics, url: impl Fn(SlotId) -> Option<&'a str>) {
         let Self { models, .. } = self;
         let name = |model: u16| models.get(usize::from(model)).map_or("unknown", String::as_str);
-        for (&Asked { model, endpoint, streaming }, count) in self.asked.take() {
-            let mut labels = ROUTER.to_vec();
+        for (&Asked { model, endpoint, streaming, mode }, count) in self.asked.take() {
+            let mut labels = router(mode).to_vec();
             labels.extend([("model", name(model)), ("endpoint", endpoint), ("streaming", streaming)]);
             metrics.add("smg_router_requests_total", &labels, count);
         }
-        for (&(model, endpoint, error), count) in self.errors.take() {
-            let mut labels = ROUTER.to_vec();
+        for (&(model, endpoint, mode, error), count) in self.errors.take() {
+            let mut labels = router(mode).to_vec();
             labels.extend([("model", name(model)), ("endpoint", endpoint), ("error_type", error)]);
             metrics.add("smg_router_request_errors_total", &labels, count);
         }
@@ -162,8 +172,8 @@ impl Requests {
         for (&endpoint, count) in self.exhausted.take() {
             metrics.add("smg_worker_retries_exhausted_total", &[WORKER, ("endpoint", endpoint)], count);
         }
-        for (&error, count) in self.worker_errors.take() {
-            let labels = [WORKER, ("connection_mode", "http"), ("error_type", error)];
+        for (&(mode, error), count) in self.worker_errors.take() {
+            let labels = [WORKER, ("connection_mode", mode.as_str()), ("error_type", error)];
             metrics.add("smg_worker_errors_total", &labels, count);
         }
         for (&(path, reason), count) in self.paths.take() {
@@ -201,15 +211,23 @@ impl Requests {
 }
 
 const WORKER: (&str, &str) = ("worker_type", "regular");
-const ROUTER: [(&str, &str); 3] = [("router_type", "http"), ("backend_type", "regular"), ("connection_mode", "http")];
+
+fn router(mode: ConnectionMode) -> [(&'static str, &'static str); 3] {
+    [("router_type", "http"), ("backend_type", "regular"), ("connection_mode", mode.as_str())]
+}
 
 impl Balancer {
-    /// Counts an inference request of `model` that comes to a decision.
-    pub fn count_request(&mut self, model: &str, endpoint: &'static str, streaming: &'static str) -> Asked {
-        let model = self.fleet.model_label(model);
-        let asked = Asked { model: self.requests.model(model), endpoint, streaming };
+    /// What an inference request of `model` is counted under, going by the pool as long as it has no worker.
+    pub fn asked(&mut self, model: &str, endpoint: &'static str, streaming: &'static str) -> Asked {
+        let first = self.fleet.pool(model).workers.first().and_then(|at| self.fleet.worker(*at));
+        let mode = first.map_or(ConnectionMode::Http, |worker| worker.mode);
+        let model = self.requests.model(self.fleet.model_label(model));
+        Asked { model, endpoint, streaming, mode }
+    }
+
+    /// Counts an inference request.
+    pub fn count_request(&mut self, asked: Asked) {
         self.requests.asked.add(asked, 1);
-        asked
     }
 
     /// Counts how a request's body was treated, and why.
@@ -219,7 +237,7 @@ impl Balancer {
 
     /// Counts a refusal of our own.
     pub fn count_refusal(&mut self, asked: Asked) {
-        self.requests.errors.add((asked.model, asked.endpoint, "no_workers"), 1);
+        self.requests.errors.add((asked.model, asked.endpoint, asked.mode, "no_workers"), 1);
     }
 
     /// Counts an answer.
@@ -235,14 +253,14 @@ impl Balancer {
             _ => None,
         };
         if let Some(error) = error {
-            requests.errors.add((asked.model, asked.endpoint, error), 1);
+            requests.errors.add((asked.model, asked.endpoint, asked.mode, error), 1);
         }
         if told.retries > 0 {
             requests.retries.add(asked.endpoint, told.retries);
-            requests.worker_errors.add("backend_error", told.retries);
+            requests.worker_errors.add((asked.mode, "backend_error"), told.retries);
         }
         if told.outcome == Some(Outcome::Failure) {
-            requests.worker_errors.add(failure, 1);
+            requests.worker_errors.add((asked.mode, failure), 1);
         }
         if matches!(told.outcome, Some(Outcome::Failure | Outcome::Capacity)) {
             requests.exhausted.add(asked.endpoint, 1);

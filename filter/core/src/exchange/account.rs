@@ -3,6 +3,7 @@
 use super::{Http, SILENT_WORKER, WORKERS_FAULT};
 use crate::balancer::{Asked, Balancer, FROM_WORKER, Told};
 use crate::breaker::Outcome;
+use crate::fleet::ConnectionMode;
 use crate::request::{Endpoint, Facts, Parsed};
 
 /// What is known of an exchange for the metrics.
@@ -72,7 +73,7 @@ impl Account {
             _ if facts.stream => "true",
             _ => "false",
         };
-        self.asked = Some(balancer.count_request(model, endpoint, streaming));
+        self.asked = Some(balancer.asked(model, endpoint, streaming));
         let (path, reason) = match (self.held_for, facts.end) {
             (None, _) => ("stream", "pure_forward"),
             (Some(_), Parsed::NotRead) => ("stream", "no_body"),
@@ -85,13 +86,16 @@ impl Account {
     /// Nobody could be chosen for it.
     pub(super) fn refuse(&self, balancer: &mut Balancer) {
         if let Some(asked) = self.asked {
+            balancer.count_request(asked);
             balancer.count_refusal(asked);
         }
     }
 
-    /// It is let go.
-    pub(super) fn let_go(&mut self, http: &mut dyn Http) {
-        if self.asked.is_some() {
+    /// It is let go, to a worker that is spoken to in this way.
+    pub(super) fn let_go(&mut self, balancer: &mut Balancer, http: &mut dyn Http, mode: Option<ConnectionMode>) {
+        if let Some(asked) = &mut self.asked {
+            *asked = mode.map_or(*asked, |mode| asked.with_mode(mode));
+            balancer.count_request(*asked);
             self.let_go_ns = http.now_nanos();
         }
     }

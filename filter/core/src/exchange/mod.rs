@@ -380,7 +380,7 @@ impl Exchange {
         self.account.decide(scene.balancer, prompt.model, facts);
         match scene.balancer.place(scene.context, prompt, scene.ledger) {
             Ok(ticket) => {
-                self.account.let_go(scene.http);
+                self.account.let_go(scene.balancer, scene.http, ticket.worker().map(|worker| worker.mode));
                 let destination = ticket.destination();
                 let decision = ticket.decision().map(Into::into);
                 self.ticket = Some(ticket);

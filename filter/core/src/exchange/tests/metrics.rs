@@ -122,6 +122,30 @@ fn answers_are_counted_by_status_reason_and_fault() {
 }
 
 #[test]
+fn the_connection_mode_is_that_of_the_worker() {
+    let mut bench = Bench::new(parse(&format!(
+        r#"{{"policy":"passthrough","max_workers":64,"workers":[{{"url":"{}","models":["m"]}},{{"url":"{}","models":["n"]}}]}}"#,
+        url(0),
+        url(1).replace("http://", "grpc://")
+    )));
+    for model in ["m", "n"] {
+        exchanged(&mut bench, Script::chat(chat(model, "a")), 500, "via_upstream", 1);
+    }
+    let of =
+        |mode: &str, model: &str| format!("router_type=http;backend_type=regular;connection_mode={mode};model={model}");
+    let both = |rest: &str| {
+        [("grpc", "n"), ("http", "m")].map(|(mode, model)| (of(mode, model) + ";endpoint=chat;" + rest, 1))
+    };
+    assert_eq!(counted(&mut bench, "smg_router_requests_total"), both("streaming=false"));
+    assert_eq!(counted(&mut bench, "smg_router_request_errors_total"), both("error_type=backend_error"));
+    let errors = [
+        ("worker_type=regular;connection_mode=grpc;error_type=backend_error", 1),
+        ("worker_type=regular;connection_mode=http;error_type=backend_error", 1),
+    ];
+    check(&mut bench, "smg_worker_errors_total", &errors);
+}
+
+#[test]
 fn a_breaker_is_told_of_each_worker_once_per_request() {
     let mut bench = Bench::new(config("passthrough", 2, r#""max_attempts":3,"#));
     exchanged(&mut bench, Script::chat(chat("m", "a")), 200, "via_upstream", 1);
