@@ -5,6 +5,7 @@ use std::time::Duration;
 use filter_core::report::{Snapshot, WorkerReport};
 
 use crate::{
+    config::Worker,
     runtime::{listed, server_info},
     source::{Freshness, Reading, Source},
 };
@@ -13,7 +14,8 @@ use crate::{
 /// engine's nonsense must not cost the others their reports.
 pub fn engine(bytes: &[u8]) {
     let freshness = Freshness { now: 1.8e9, most: Duration::from_secs(30) };
-    let http = [Source::V1Loads, Source::Metrics].map(|source| source.read(200, bytes, freshness));
+    let http = [Source::Loads, Source::V1Loads, Source::Metrics, Source::TrtllmMetrics]
+        .map(|source| source.read(200, bytes, freshness));
     for reading in http.into_iter().chain(crate::grpc::readings(bytes)) {
         let Reading::Load(load, ranks) = reading else { continue };
         assert!(ranks.iter().all(|rank| rank.load == rank.load.sanitized()), "{ranks:?}");
@@ -27,6 +29,19 @@ pub fn engine(bytes: &[u8]) {
         assert!(models.len() <= 256 && models.iter().map(String::len).sum::<usize>() <= 8 << 10);
     }
     server_info(bytes);
+}
+
+/// What a workers' file, Envoy's admin endpoint or a DNS name say of who there is. Whoever is found can be named to the
+/// filter.
+pub fn discovery(bytes: &[u8]) {
+    for found in crate::discovery::readings(bytes) {
+        let url = found.worker.url().to_owned();
+        assert!(Worker::parse(&url).is_ok(), "{url:?}");
+        let worker = WorkerReport { url, info: Some(Box::new(found.spec.info())), ..WorkerReport::default() };
+        let snapshot = Snapshot::of(1, 1, 1000, vec![worker]);
+        let read = Snapshot::parse(&snapshot.to_bytes());
+        assert_eq!(read.as_ref(), Ok(&snapshot));
+    }
 }
 
 #[cfg(test)]
@@ -85,7 +100,38 @@ mod tests {
         " gauge",
     ];
 
+    const NAMES: &[&str] = &[
+        "- ",
+        "\n",
+        "\n  ",
+        "url: ",
+        "http://a:1",
+        "grpcs://[::1]:2/",
+        "model_ids: [m, n]",
+        "leg: ",
+        "prefill",
+        "bootstrap_port: 1",
+        "labels: {a: '1'}",
+        "overload: {token_usage: .nan}",
+        "resilience: {cb_failure_threshold: 0}",
+        "[",
+        "]",
+        "{",
+        "}",
+        ",",
+        "\"",
+        "{\"cluster_statuses\":[{\"name\":\"engines\",\"host_statuses\":[",
+        "{\"address\":{\"socket_address\":{\"address\":\"10.0.0.1\",\"port_value\":8000}}",
+        ",\"health_status\":{\"eds_health_status\":\"DRAINING\"}",
+        "]}]}",
+    ];
+
     proptest! {
+        #[test]
+        fn who_there_is_may_be_said_in_any_way(pieces in vec(prop::sample::select(NAMES), 0..20)) {
+            super::discovery(pieces.concat().as_bytes());
+        }
+
         #[test]
         fn an_engine_may_answer_anything(pieces in vec(prop::sample::select(PIECES), 0..40)) {
             super::engine(pieces.concat().as_bytes());

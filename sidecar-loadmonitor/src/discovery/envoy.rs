@@ -159,7 +159,7 @@ impl HostHealth {
 }
 
 /// The hosts of `clusters` on the page. Hosts without an IP address (pipes, internal listeners) are left out.
-fn hosts(page: &[u8], clusters: &[EnvoyCluster], scheme: &str) -> Result<Vec<Found>, String> {
+pub(super) fn hosts(page: &[u8], clusters: &[EnvoyCluster], scheme: &str) -> Result<Vec<Found>, String> {
     let page: Page = serde_json::from_slice(page).map_err(|error| format!("/clusters is no such page: {error}"))?;
     let mut found = Vec::new();
     for EnvoyCluster { name, leg } in clusters {

@@ -80,7 +80,7 @@ impl WorkersFile {
 }
 
 /// The workers that the file's contents describe.
-fn parse(bytes: &[u8]) -> Result<Vec<Found>, String> {
+pub(super) fn parse(bytes: &[u8]) -> Result<Vec<Found>, String> {
     if bytes.len() as u64 > MAX_BYTES {
         return Err(format!("has more than {MAX_BYTES} bytes"));
     }

@@ -96,3 +96,15 @@ fn look_every<L: Look>(every: Duration, source: L) -> BoxStream<'static, Vec<Fou
     };
     unfold(Watch { source, schedule, trouble: None }, next).boxed()
 }
+
+/// Whom these bytes name, whatever they are: the contents of a file, Envoy's admin page, or a DNS name.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn readings(bytes: &[u8]) -> Vec<Found> {
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        let _ = text.parse::<DnsName>();
+        let _ = text.parse::<EnvoyCluster>();
+    }
+    let clusters: Vec<EnvoyCluster> =
+        ["engines", "engines=decode"].iter().filter_map(|name| name.parse().ok()).collect();
+    [file::parse(bytes), envoy::hosts(bytes, &clusters, "http")].into_iter().flatten().flatten().collect()
+}

@@ -3,6 +3,7 @@
 //! Property tests call them with random bytes (`tests.rs`), the targets in `fuzz/` with bytes that a fuzzer has found.
 
 mod exchange;
+mod pull;
 mod tables;
 mod vm;
 
@@ -10,6 +11,7 @@ mod vm;
 mod tests;
 
 pub use exchange::exchange;
+pub use pull::pull;
 pub use tables::{TABLES, tables};
 
 use crate::balancer::Prompt;
@@ -112,6 +114,7 @@ pub fn report(bytes: &[u8]) {
         assert_eq!(again.len(), snapshot.workers.len(), "it is written as it was read");
         for (one, other) in again.iter().zip(&snapshot.workers) {
             assert_eq!((&one.url, &one.address), (&other.url, &other.address), "it is written as it was read");
+            assert_eq!(one.poll, other.poll);
             let same = one.load.zip(other.load).is_none_or(|(one, other)| is_same(&one, &other));
             assert!(same && one.load.is_some() == other.load.is_some(), "{one:?} is not {other:?}");
         }

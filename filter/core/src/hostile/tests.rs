@@ -40,19 +40,23 @@ const CONFIG: &[&str] = &[
     "true",
 ];
 const REPORT: &[&str] = &[
-    "{\"version\":1,",
-    "\"epoch\":1,",
-    "\"sequence\":",
-    "\"interval_ms\":",
+    "{\"version\":2,\"epoch\":1,\"interval_ms\":1000,\"sequence\":",
+    "\"reporter\":\"r\",",
+    "\"scope\":\"full\",",
+    "\"scope\":{\"since\":",
+    "\"removed\":[",
     "\"workers\":[",
-    "{\"url\":\"http://10.0.0.1:1\",",
+    "{\"url\":\"http://10.0.0.1:1\"",
+    "{\"url\":\"http://10.0.0.9:1\"",
     "]}",
+    "]",
     "}",
-    "\"address\":",
-    "\"load\":",
-    "{\"queued_tokens\":",
-    "\"kv_usage\":",
-    "\"throughput\":",
+    ",\"address\":\"10.0.0.9:1\"",
+    ",\"health\":\"draining\"",
+    ",\"info\":{\"models\":[\"m\"],\"leg\":",
+    ",\"poll\":",
+    ",\"load\":[",
+    "0.5",
     ",",
     "1",
     "-1e300",
@@ -124,6 +128,14 @@ proptest! {
     #[test]
     fn a_report_is_refused_or_can_be_reckoned_with(bytes in bytes(REPORT, 20)) {
         super::report(&bytes);
+    }
+
+    #[test]
+    fn a_sidecar_may_answer_anything(
+        answers in vec((prop::sample::select(b"n0145a".as_slice()), bytes(REPORT, 20)), 0..6)
+    ) {
+        let parts: Vec<_> = answers.into_iter().map(|(how, body)| [&[how][..], &body].concat()).collect();
+        super::pull(&parts.join(&0));
     }
 
     #[test]

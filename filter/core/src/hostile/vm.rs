@@ -99,8 +99,13 @@ impl Vm {
 
 /// Three workers and small tables.
 pub(super) fn of_three(policy: &str) -> Option<Config> {
+    of_three_with(policy, "")
+}
+
+/// The same with these members in front.
+pub(super) fn of_three_with(policy: &str, more: &str) -> Option<Config> {
     let text = format!(
-        r#"{{"policy":"{policy}","max_workers":64,"max_tree_size":65536,"clusters":["engines"],"route_metadata":true,
+        r#"{{{more}"policy":"{policy}","max_workers":64,"max_tree_size":65536,"clusters":["engines"],"route_metadata":true,
             "model_header":"x-model","workers":[{{"url":"http://10.0.0.1:1","models":["m"]}},
             {{"url":"http://10.0.0.2:1","models":["m","n"]}},{{"url":"http://engine:1","models":["z"]}}]}}"#
     );
