@@ -105,13 +105,17 @@ async fn a_reader_gets_everything_and_then_what_has_changed() {
 }
 
 #[tokio::test]
-async fn a_reader_hears_once_a_round_though_nothing_has_changed() {
+async fn a_reader_hears_of_each_poll_though_nothing_has_changed() {
     let worker = format!("http://{}", healthy(1).await);
     let served = served(&["--worker", &worker, "--load-monitor-interval", "0.1"]).await;
-    let idle = |snapshot: &Snapshot| snapshot.scope != Scope::Full && snapshot.workers.is_empty();
-    let first = served.follow(None, idle).await;
-    let next = served.follow(Some(first.clone()), idle).await;
+    let polled = |snapshot: &Snapshot| {
+        snapshot.scope != Scope::Full && snapshot.workers.first().is_some_and(|worker| worker.load.is_some())
+    };
+    let first = served.follow(None, polled).await;
+    let next = served.follow(Some(first.clone()), polled).await;
     assert!(next.sequence > first.sequence && next.epoch == first.epoch);
+    let [before, after] = [&first.workers[0], &next.workers[0]];
+    assert!(before.load == after.load && before.poll < after.poll, "{before:?} {after:?}");
 }
 
 #[tokio::test]
