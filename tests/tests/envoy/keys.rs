@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use testbed::envoy::{Connection, Envoy, EnvoyOptions, Reply, Worker, eventually};
 
 use crate::gate::Gate;
-use crate::support::{CHAT, SOON, WORKER_ID, chat, counts_become, no_vm_was_lost, post};
+use crate::support::{SOON, WORKER_ID, chat, counts_become, no_vm_was_lost, post};
 
 const KEY: &str = "x-smg-routing-key";
 const TARGET: &str = "x-smg-target-worker";
