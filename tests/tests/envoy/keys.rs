@@ -219,3 +219,37 @@ async fn a_decision_is_explained_to_the_client_and_in_the_access_log() {
         eventually(SOON, "the access log has it", async || envoy.log().contains(&line)).await;
     }
 }
+
+/// How many of 40 new prompts two Envoys with trees of their own send to the same of four idle engines.
+async fn agreed(ties: &str) -> usize {
+    let gates = join_all((0..4).map(|_| Gate::start())).await;
+    let addresses: Vec<SocketAddr> = gates.iter().map(Gate::address).collect();
+    let start = async || {
+        let options = EnvoyOptions::with_workers(addresses.iter().copied());
+        let plugin = json!({ "cold_start_ties": ties });
+        Envoy::start(EnvoyOptions { plugin, ..options }).await.unwrap()
+    };
+    let envoys = [start().await, start().await];
+    let mut connections = [envoys[0].connect().await, envoys[1].connect().await];
+    let mut agreed = 0;
+    for number in 0..40 {
+        let text = format!("Prompt {number} shares its beginning with none. ").repeat(20);
+        let mut workers = BTreeSet::new();
+        for (envoy, connection) in envoys.iter().zip(&mut connections) {
+            // All are idle again, so that only ties decide.
+            counts_become(envoy, 0, "between prompts").await;
+            workers.insert(worker(&ask(connection, &text, &[]).await));
+        }
+        agreed += usize::from(workers.len() == 1);
+    }
+    agreed
+}
+
+#[tokio::test]
+async fn two_envoys_send_a_new_prompt_to_the_same_engine_where_the_ring_breaks_ties() {
+    assert_eq!(agreed("ring").await, 40);
+    // One in four by chance: 26 and more of 40 would come about once in ten million times.
+    let by_chance = agreed("random").await;
+    assert!(by_chance < 26, "{by_chance}");
+    eprintln!("two Envoys agree on 40 of 40 new prompts with the ring, on {by_chance} by chance");
+}
