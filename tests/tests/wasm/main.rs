@@ -4,6 +4,7 @@ mod filter_budget;
 mod filter_ends;
 mod filter_gauges;
 mod filter_hostile;
+mod filter_keys;
 mod filter_pulls;
 mod filter_routes;
 mod filter_shares;

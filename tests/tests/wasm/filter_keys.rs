@@ -1,0 +1,146 @@
+//! What a request with a key costs, however many keys are remembered, and what the policies that go by hashes cost.
+
+use filter_core::policy::sticky::Pins;
+use filter_core::state::fleet::url_hash;
+use filter_core::state::meta::Lease;
+use filter_core::state::pins::PinTable;
+use filter_core::store::Write;
+use serde_json::{Value, json};
+use testbed::wasm::{Counters, Process};
+
+use crate::fleet::{Fleet, chat, prompt, worker_url};
+
+const KEY: &str = "x-smg-routing-key";
+/// `max_sticky_keys` of a configuration without it.
+const MOST_KEYS: u32 = 1 << 20;
+/// What a page of 31 keys may cost more than one of a single key: looking through it more than once, and copying it.
+const PAGE_FUEL: u64 = 4000;
+
+/// The shared table of keys, behind the filter's back.
+struct Keys {
+    process: Process,
+    table: PinTable,
+    seed: u64,
+}
+
+impl Keys {
+    fn of(fleet: &Fleet) -> Self {
+        let process = fleet.process.clone();
+        let seed = Lease::new("", 1).seed(&mut process.store(), 0).unwrap();
+        Self { process, table: PinTable::new("", MOST_KEYS), seed }
+    }
+
+    fn tag(&self, key: &str) -> u64 {
+        PinTable::tag(self.seed, "\0manual", key.as_bytes())
+    }
+
+    /// Gives the key of `tag` to the first worker.
+    fn pin(&self, tag: u64) {
+        let mut store = self.process.store();
+        let mut pinned = self.table.read(&mut store, tag).unwrap();
+        pinned.set(Pins([url_hash(&worker_url(0)), 0]), self.process.now().as_secs() as u32);
+        assert_eq!(self.table.write(&mut store, &pinned), Ok(Write::Done));
+    }
+
+    fn is_known(&self, key: &str) -> bool {
+        self.table.read(&mut self.process.store(), self.tag(key)).unwrap().pins().is_some()
+    }
+}
+
+/// What a request with `key` costs.
+#[track_caller]
+fn cost(fleet: &Fleet, key: &str) -> Counters {
+    fleet.complete(0, chat("hello").header(KEY, key)).1
+}
+
+fn assert_within(all: &[(String, Counters)]) {
+    for (what, counters) in all {
+        eprintln!("{what}: {} host calls, fuel {}", counters.host_calls_total(), counters.fuel);
+    }
+    for (what, counters) in all {
+        assert_eq!(counters.host_calls, all[0].1.host_calls, "{what}");
+    }
+    let fuel = || all.iter().map(|(_, counters)| counters.fuel);
+    let spread = fuel().max().unwrap() - fuel().min().unwrap();
+    assert!(spread <= PAGE_FUEL, "{spread} of fuel lie between the cheapest and the dearest");
+}
+
+/// `PINS=1000000` goes on to as many.
+#[test]
+fn a_known_key_costs_the_same_however_many_are_known() {
+    let fleet = Fleet::new(1, 2, json!({"policy": "manual"}));
+    let keys = Keys::of(&fleet);
+    // The first of its page, and one that will share its page with whoever comes before.
+    cost(&fleet, "early-key");
+    assert!(keys.is_known("early-key"), "the test looks into the filter's own table");
+    let most: u32 = std::env::var("PINS").ok().map_or(100_000, |pins| pins.parse().unwrap());
+    let mut found = Vec::new();
+    let mut pinned = 0;
+    let mut levels = vec![1000, 100_000, most];
+    levels.dedup();
+    for level in levels {
+        while pinned < level {
+            keys.pin(keys.tag(&format!("user-{pinned}")));
+            pinned += 1;
+        }
+        for key in ["early-key".to_owned(), format!("late-{level:07}"), format!("user-{}", level - 1)] {
+            cost(&fleet, &key);
+            assert!(keys.is_known(&key));
+            found.push((format!("{key} of {level} pins"), cost(&fleet, &key)));
+        }
+    }
+    assert_within(&found);
+}
+
+#[test]
+fn a_full_page_costs_little_more_than_an_empty_one() {
+    let fleet = Fleet::new(1, 2, json!({"policy": "manual"}));
+    let keys = Keys::of(&fleet);
+    cost(&fleet, "user-1");
+    let alone = cost(&fleet, "user-1");
+    // Tags so near each other share a page.
+    for near in 1..=30 {
+        keys.pin(keys.tag("user-2").wrapping_add(near));
+    }
+    cost(&fleet, "user-2");
+    let last = cost(&fleet, "user-2");
+    assert_within(&[("alone".to_owned(), alone), ("the last of 31".to_owned(), last)]);
+}
+
+/// Host calls of the first request and of the next one under `config`, with these headers.
+fn calls(config: Value, headers: &[(&str, &str)]) -> [u64; 2] {
+    let fleet = Fleet::new(1, 2, config.clone());
+    fleet.complete(0, chat(&prompt(3, 4 << 10)));
+    [0, 1].map(|_| {
+        let request =
+            headers.iter().fold(chat(&prompt(7, 4 << 10)), |request, (name, value)| request.header(*name, *value));
+        let (_, counters) = fleet.complete(0, request);
+        eprintln!(
+            "{config} {headers:?}: {} host calls, fuel {}, {:?}",
+            counters.host_calls_total(),
+            counters.fuel,
+            counters.host_calls
+        );
+        counters.host_calls_total()
+    })
+}
+
+#[test]
+fn policies_that_go_by_keys_and_hashes_keep_their_budgets_of_host_calls() {
+    let keyed: &[(&str, &str)] = &[(KEY, "user-1")];
+    let sticky = |policy: &str| json!({"policy": policy, "sticky_sessions": true});
+    for (config, headers, most) in [
+        (json!({"policy": "random"}), &[][..], [18, 18]),
+        (json!({"policy": "power_of_two"}), &[][..], [19, 19]),
+        (json!({"policy": "consistent_hashing"}), keyed, [23, 23]),
+        (json!({"policy": "consistent_hashing"}), &[("x-smg-target-worker", "1")], [20, 20]),
+        (json!({"policy": "consistent_hashing"}), &[("authorization", "Bearer me")], [20, 20]),
+        (json!({"policy": "prefix_hash"}), &[][..], [20, 20]),
+        (json!({"policy": "manual"}), keyed, [24, 23]),
+        (sticky("random"), keyed, [25, 24]),
+    ] {
+        let found = calls(config.clone(), headers);
+        let within = found.iter().zip(most).all(|(&found, most)| found <= most);
+        assert!(within, "{config} {headers:?}: {found:?} host calls, at most {most:?} wanted");
+    }
+}
