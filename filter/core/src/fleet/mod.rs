@@ -147,7 +147,7 @@ impl Fleet {
         }
         fleet.limited = fleet.workers.iter().any(|worker| !worker.limits.is_default());
         fleet.grpc = fleet.workers.iter().any(|worker| worker.mode == ConnectionMode::Grpc);
-        fleet.build_pools(before);
+        fleet.build_pools(config, before);
         fleet
     }
 
@@ -165,7 +165,7 @@ impl Fleet {
         self.workers.push(Worker { url, hash, address, models, id, breaker, statuses, limits, mode, policy });
     }
 
-    fn build_pools(&mut self, before: Option<&Self>) {
+    fn build_pools(&mut self, config: &Config, before: Option<&Self>) {
         let models: Vec<String> = self.workers.iter().flat_map(|worker| worker.models.iter().cloned()).collect();
         for model in models {
             if self.by_model.contains_key(&model) {
@@ -177,7 +177,10 @@ impl Fleet {
         }
         self.unnamed = self.pool_where(|worker| worker.models.is_empty());
         self.any = self.pool_where(|_| true);
-        self.needs_model |= self.by_model.values().any(|pool| pool.policy.is_some()) && self.by_model.len() > 1;
+        // A model with a policy of its own must be known even where all models have the same workers.
+        let usual = PolicyRef::tuned(config.policy);
+        let differs = self.policies().any(|policy| policy != usual);
+        self.needs_model |= differs;
     }
 
     fn pool_where(&self, matches: impl Fn(&Worker) -> bool) -> Pool {

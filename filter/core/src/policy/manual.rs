@@ -37,7 +37,7 @@ pub fn assign(mode: AssignmentMode, candidates: &[Candidate<'_>], rng: &mut dyn 
 impl Policy for Manual {
     fn needs(&self) -> Needs {
         let keys = Keys { fixed: true, ..Keys::default() };
-        Needs { keys, pins: true, ..Needs::default() }
+        Needs { keys, ..Needs::default() }
     }
 
     fn pick(&self, view: &View<'_>, rng: &mut dyn RngCore) -> Option<Pick> {

@@ -285,8 +285,6 @@ pub struct Needs {
     pub ring: bool,
     /// The head of the prompt, unless the request names a routing key.
     pub head: bool,
-    /// Where the request's key was placed before.
-    pub pins: bool,
     /// The headers that may name a key or a worker.
     pub keys: Keys,
 }
@@ -318,7 +316,6 @@ impl Needs {
             last_load: self.last_load || other.last_load,
             ring: self.ring || other.ring,
             head: self.head || other.head,
-            pins: self.pins || other.pins,
             keys: Keys {
                 target: one.target || two.target,
                 configured: one.configured || two.configured,

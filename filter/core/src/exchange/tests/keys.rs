@@ -174,3 +174,19 @@ fn workers_have_the_names_that_clients_may_know() {
         assert_eq!(named, expected, "{expose}");
     }
 }
+
+#[test]
+fn a_model_with_a_policy_of_its_own_is_waited_for() {
+    let workers = [0, 1].map(|number| {
+        format!(
+            r#"{{"url":"{}","models":["m"],"labels":{{"policy":"passthrough"}}}}"#,
+            crate::balancer::tests::url(number)
+        )
+    });
+    let text = format!(r#"{{"policy":"round_robin","workers":[{}]}}"#, workers.join(","));
+    let mut bench = Bench::new(crate::balancer::tests::parse(&text));
+    let picks: Vec<usize> = (0..6).map(|_| routed(&bench.send(&mut Script::chat(chat("m", "hi"))).1)).collect();
+    assert_eq!(picks, [0; 6], "the label decides, not the configuration");
+    let picks: Vec<usize> = (0..4).map(|_| routed(&bench.send(&mut Script::chat("{}")).1)).collect();
+    assert_eq!(picks, [0, 1, 0, 1], "a request that names no model has the default policy");
+}
