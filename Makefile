@@ -12,7 +12,7 @@ help:
 	@echo "make test        everything: format, lints, unit, Wasm and Envoy tests"
 	@echo "make test-core   the tests of the core only (also test-wasm, test-envoy)"
 	@echo "make wasm        build $(FILTER_WASM)"
-	@echo "make demo        round_robin against cache_aware on four fake engines"
+	@echo "make demo        round_robin against cache_aware, or another POLICY, on four fake engines"
 	@echo "make simulate    the same in virtual time, RUNS=20 times over WORKLOADS=1 workloads, without Envoy"
 	@echo "make chaos       SEED=1 N=10000 requests of all fates while engines, VMs and configurations come and go"
 	@echo "make soak        N=1000000 SEED=1 interleavings of up to eight VMs over one store; or whether memory stops"

@@ -74,6 +74,17 @@ pub(super) struct Group {
     /// Names of the setups: `envoy`, policies, peers.
     pub(super) setups: Vec<String>,
     pub(super) cells: Vec<Cell>,
+    /// Setups that are measured with a few cells only, and these cells.
+    pub(super) sparse: (Vec<String>, Vec<Cell>),
+}
+
+impl Group {
+    /// The setups that are measured with this cell.
+    pub(super) fn setups_of(&self, cell: &Cell) -> Vec<&str> {
+        let (sparse, cells) = &self.sparse;
+        let left_out = |setup: &String| sparse.contains(setup) && !cells.contains(cell);
+        self.setups.iter().filter(|setup| !left_out(setup)).map(String::as_str).collect()
+    }
 }
 
 /// The groups of a run: all setups and cells for the first number of workers and two threads (or whatever is asked
@@ -94,8 +105,15 @@ pub(super) fn plan(settings: &BenchSettings) -> Vec<Group> {
         all.push(Cell { prompt_kb: smallest, mix: Mix::Turn, stream_chunks: settings.stream_chunks });
     }
     let peers = settings.peer.iter().map(ToString::to_string);
-    let setups = bare().chain(settings.policies.iter().cloned()).chain(peers).collect();
-    let mut groups = vec![Group { workers, concurrency, setups, cells: all }];
+    let policies = settings.measured();
+    let setups = bare().chain(policies.iter().cloned()).chain(peers).collect();
+    let mix = if settings.mix.contains(&Mix::Turn) { Some(Mix::Turn) } else { settings.mix.first().copied() };
+    let largest = settings.prompt_kb.iter().copied().max().unwrap_or(smallest);
+    let few = all.iter().filter(|cell| {
+        cell.stream_chunks == 0 && Some(cell.mix) == mix && [smallest, largest].contains(&cell.prompt_kb)
+    });
+    let sparse = (settings.sparse(), few.copied().collect());
+    let mut groups = vec![Group { workers, concurrency, setups, cells: all, sparse }];
 
     let others = settings.workers.iter().map(|&workers| (workers, concurrency));
     for (other_workers, other_concurrency) in others.chain(settings.concurrency.iter().map(|&other| (workers, other))) {
@@ -103,8 +121,9 @@ pub(super) fn plan(settings: &BenchSettings) -> Vec<Group> {
             groups.push(Group {
                 workers: other_workers,
                 concurrency: other_concurrency,
-                setups: bare().chain(settings.policies.first().cloned()).collect(),
+                setups: bare().chain(policies.first().cloned()).collect(),
                 cells: cells(smallest).collect(),
+                sparse: Default::default(),
             });
         }
     }
@@ -120,7 +139,9 @@ mod tests {
         let groups = plan(&BenchSettings::default());
         let shape: Vec<_> =
             groups.iter().map(|all| (all.workers, all.concurrency, all.setups.len(), all.cells.len())).collect();
-        assert_eq!(shape, [(2, 2, 6, 10), (256, 2, 2, 3), (2, 1, 2, 3), (2, 4, 2, 3)]);
+        assert_eq!(shape, [(2, 2, 11, 10), (256, 2, 2, 3), (2, 1, 2, 3), (2, 4, 2, 3)]);
+        let measured = groups[0].cells.iter().map(|cell| groups[0].setups_of(cell).len());
+        assert_eq!(measured.collect::<Vec<_>>(), [3, 11, 3, 3, 3, 3, 3, 11, 3, 3]);
     }
 
     #[test]
@@ -136,6 +157,9 @@ mod tests {
         };
         let cell = Cell { prompt_kb: 48, mix: Mix::Cold, stream_chunks: 0 };
         let setups = vec!["envoy".to_owned(), "random".to_owned()];
-        assert_eq!(plan(&settings), [Group { workers: 8, concurrency: 1, setups, cells: vec![cell] }]);
+        assert_eq!(
+            plan(&settings),
+            [Group { workers: 8, concurrency: 1, setups, cells: vec![cell], sparse: (Vec::new(), vec![cell]) }]
+        );
     }
 }

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use bytes::Bytes;
+use http::Request;
+use http_body_util::Full;
 use tokio::task::JoinSet;
 
 use super::cpu;
@@ -14,6 +16,8 @@ use super::prompts::Bodies;
 use crate::envoy::Connection;
 use crate::load::Percentiles;
 
+/// Routing keys in use: after the first requests nearly all are known.
+const KEYS: usize = 64;
 const CHAT: &str = "/v1/chat/completions";
 
 /// What requests have cost and what became of them.
@@ -29,7 +33,7 @@ pub(super) struct Measurement {
     pub(super) elapsed: Duration,
 }
 
-/// Sends what goes before, then what is measured.
+/// Sends what goes before, then what is measured; `keyed` gives each request one of [`KEYS`] routing keys.
 ///
 /// # Errors
 /// When the proxy has ended or takes no connections.
@@ -38,15 +42,16 @@ pub(super) async fn measure(
     leaders: &[u32],
     clients: usize,
     bodies: &Bodies,
+    keyed: bool,
 ) -> Result<Measurement> {
     let mut connections = Vec::new();
     for _ in 0..clients {
         connections.push(Connection::open(address).await?);
     }
     let processes = cpu::groups(leaders)?;
-    let (connections, before) = send(address, connections, &bodies.before).await?;
+    let (connections, before) = send(address, connections, &bodies.before, keyed).await?;
     let (start, used) = (Instant::now(), cpu::used(&processes)?);
-    let (_open, outcome) = send(address, connections, &bodies.measured).await?;
+    let (_open, outcome) = send(address, connections, &bodies.measured, keyed).await?;
     let used = cpu::used(&processes)?.saturating_sub(used);
     let elapsed = start.elapsed();
     let mut failures = before.failures;
@@ -72,11 +77,12 @@ async fn send(
     address: SocketAddr,
     connections: Vec<Connection>,
     bodies: &[Bytes],
+    keyed: bool,
 ) -> Result<(Vec<Connection>, Outcome)> {
     let queue: Arc<Mutex<VecDeque<Bytes>>> = Arc::new(Mutex::new(bodies.iter().cloned().collect()));
     let mut clients = JoinSet::new();
     for connection in connections {
-        clients.spawn(client(address, connection, Arc::clone(&queue)));
+        clients.spawn(client(address, connection, Arc::clone(&queue), keyed));
     }
     let (mut open, mut all) = (Vec::new(), Outcome::default());
     while let Some(ended) = clients.join_next().await {
@@ -94,13 +100,22 @@ async fn client(
     address: SocketAddr,
     mut connection: Connection,
     queue: Arc<Mutex<VecDeque<Bytes>>>,
+    keyed: bool,
 ) -> Result<(Connection, Outcome)> {
     let mut outcome = Outcome::default();
     loop {
-        let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let (next, left) = {
+            let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
+            (queue.pop_front(), queue.len())
+        };
         let Some(body) = next else { return Ok((connection, outcome)) };
+        let mut request = Request::post(CHAT).header("content-type", "application/json");
+        if keyed {
+            request = request.header("x-smg-routing-key", format!("user-{}", left % KEYS));
+        }
+        let request = request.body(Full::new(body))?;
         let start = Instant::now();
-        let failure = match connection.post(CHAT, body).await {
+        let failure = match connection.send(request).await {
             Ok(reply) if reply.status == 200 => {
                 outcome.latencies.push(start.elapsed());
                 continue;

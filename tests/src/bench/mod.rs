@@ -31,6 +31,9 @@ pub use cells::Mix;
 /// threads needs one to each engine.
 const WARM_PER_WORKER: usize = 8;
 
+/// Policies that go by a key of the client's: their requests have one.
+const BY_KEY: [&str; 2] = ["consistent_hashing", "manual"];
+
 /// Measures everything that the settings ask for; `said` is handed a line now and then.
 ///
 /// # Errors
@@ -59,7 +62,7 @@ async fn measure_group(
     }
     let mut rows: Vec<Row> = Vec::new();
     for cell in &group.cells {
-        rows.extend(setups.iter().map(|setup| Row::new(&setup.name, group, *cell)));
+        rows.extend(group.setups_of(cell).into_iter().map(|setup| Row::new(setup, group, *cell)));
     }
     // The first round is not counted: compilers and caches of all kinds get warm in it.
     for round in 0..=settings.rounds {
@@ -67,7 +70,7 @@ async fn measure_group(
             "{} workers, {} threads: round {round} of {}",
             group.workers, group.concurrency, settings.rounds
         ));
-        for (number, cell) in group.cells.iter().enumerate() {
+        for cell in &group.cells {
             engines.answer_in_chunks(0);
             let requests = cell.requests(settings.requests);
             let warm = (group.workers * WARM_PER_WORKER).max(cell.clients()).min(4 * settings.requests);
@@ -79,12 +82,12 @@ async fn measure_group(
             engines.answer_in_chunks(cell.stream_chunks);
             // Another one begins each time, so that none always comes after the same.
             for turn in 0..setups.len() {
-                let which = (round + turn) % setups.len();
-                let setup = &setups[which];
-                let measured = clients::measure(setup.address, &setup.leaders, cell.clients(), &bodies).await;
-                let measured = measured.with_context(|| format!("{} at {cell}", setup.name))?;
-                let row = &mut rows[number * setups.len() + which];
-                row.note(measured, round > 0);
+                let setup = &setups[(round + turn) % setups.len()];
+                let mut own = rows.iter_mut().filter(|row| row.setup == setup.name);
+                let Some(row) = own.find(|row| row.cell == *cell) else { continue };
+                let keyed = BY_KEY.contains(&setup.name.as_str());
+                let measured = clients::measure(setup.address, &setup.leaders, cell.clients(), &bodies, keyed).await;
+                row.note(measured.with_context(|| format!("{} at {cell}", setup.name))?, round > 0);
             }
         }
     }

@@ -53,8 +53,15 @@ impl Saturation {
 pub(super) async fn saturate(settings: &BenchSettings, prompts: &mut Prompts) -> Result<Vec<Saturation>> {
     const WORKERS: usize = 2;
     let concurrency = settings.saturation_concurrency;
-    let Some(policy) = settings.policies.first().filter(|_| concurrency > 0) else { return Ok(Vec::new()) };
-    let group = Group { workers: WORKERS, concurrency, setups: vec![policy.clone()], cells: Vec::new() };
+    let policies = settings.measured();
+    let Some(policy) = policies.first().filter(|_| concurrency > 0) else { return Ok(Vec::new()) };
+    let group = Group {
+        workers: WORKERS,
+        concurrency,
+        setups: vec![policy.clone()],
+        cells: Vec::new(),
+        sparse: Default::default(),
+    };
     let engines = Engines::start(WORKERS)?;
     let mut found = Vec::new();
     for mix in [Mix::Repeat, Mix::Turn] {
@@ -64,7 +71,7 @@ pub(super) async fn saturate(settings: &BenchSettings, prompts: &mut Prompts) ->
         let cell = Cell { prompt_kb: 4, mix, stream_chunks: 0 };
         let bodies = prompts.bodies(&cell, settings.requests * MEASUREMENTS, CLIENTS * concurrency);
         let all = (bodies.before.len() + bodies.measured.len()) as u64;
-        let measured = measure(setup.address, &setup.leaders, CLIENTS * concurrency, &bodies).await?;
+        let measured = measure(setup.address, &setup.leaders, CLIENTS * concurrency, &bodies, false).await?;
         // The filter hands its counts over on ticks.
         let picks = async || envoy.metrics().await.sum("smg_worker_selection_total", &[]) as u64;
         let failures: usize = measured.failures.values().sum();

@@ -32,8 +32,9 @@ pub struct BenchSettings {
     #[arg(long, env = "ROUNDS", default_value_t = 7, value_parser = parse_positive)]
     pub rounds: usize,
 
-    /// Policies to measure; the first one also with other numbers of workers and threads.
-    #[arg(long, env = "POLICIES", value_delimiter = ',', default_values_t = all_policies(), value_parser = parse_policy)]
+    /// Policies to measure; the first one also with other numbers of workers and threads. Without any, all are, those
+    /// that read no body with the smallest and the largest prompts of one mix only.
+    #[arg(long, env = "POLICIES", value_delimiter = ',', value_parser = parse_policy)]
     pub policies: Vec<String>,
 
     /// Sizes of the request body in KiB.
@@ -85,7 +86,7 @@ impl Default for BenchSettings {
     fn default() -> Self {
         Self {
             rounds: 7,
-            policies: all_policies(),
+            policies: Vec::new(),
             prompt_kb: vec![4, 48, 400],
             mix: vec![Mix::Cold, Mix::Turn, Mix::Repeat],
             stream_chunks: 400,
@@ -100,6 +101,24 @@ impl Default for BenchSettings {
         }
     }
 }
+
+impl BenchSettings {
+    /// The policies to measure.
+    pub(super) fn measured(&self) -> Vec<String> {
+        if self.policies.is_empty() { all_policies() } else { self.policies.clone() }
+    }
+
+    /// Those of them that are not measured with everything: what they cost does not depend on what a prompt says.
+    pub(super) fn sparse(&self) -> Vec<String> {
+        if !self.policies.is_empty() {
+            return Vec::new();
+        }
+        all_policies().into_iter().filter(|name| !READ_BODIES.contains(&name.as_str())).collect()
+    }
+}
+
+/// The policies that look at prompts.
+pub(super) const READ_BODIES: [&str; 2] = ["cache_aware", "prefix_hash"];
 
 /// `cache_aware` first.
 fn all_policies() -> Vec<String> {

@@ -1,4 +1,4 @@
-//! `make demo`: one workload under `round_robin` and under `cache_aware`, and one table.
+//! `make demo`: one workload under `round_robin` and under `cache_aware` or another `POLICY`, and one table.
 
 use std::process::ExitCode;
 use std::sync::Arc;

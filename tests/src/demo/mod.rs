@@ -37,6 +37,9 @@ const GRACE: Duration = Duration::from_secs(30);
 /// the report, and attracts so much until the next one that busiest over mean exceeds 1.5 in one run of ten.
 pub const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 
+/// Policies that go by a key of the client's: its requests name their session.
+const BY_KEY: [&str; 2] = ["consistent_hashing", "manual"];
+
 /// Starts what stands between clients and engines.
 pub trait Gateways {
     /// Starts a gateway with this policy in front of these engines (`http://ip:port`); it serves when this returns.
@@ -61,7 +64,7 @@ pub async fn run(settings: &DemoSettings, gateways: &impl Gateways) -> anyhow::R
     let bound = bound(&workload, &rules);
     let engine = engine_options(settings, &workload, &bound);
     let mut outcome = Outcome::new(settings, &workload, &bound, &engine);
-    for policy in &settings.policies {
+    for policy in &settings.compared() {
         eprintln!("{policy}: {} requests in {:.0} s", workload.requests.len(), workload.duration().as_secs_f64());
         let engines: Vec<FakeEngine> = (1..=settings.engines)
             .map(|number| FakeEngine::try_start(engine.clone().named(format!("engine-{number}"))))
@@ -72,7 +75,11 @@ pub async fn run(settings: &DemoSettings, gateways: &impl Gateways) -> anyhow::R
             Some(running) => running,
             None => gateways.start(policy, &urls).await.with_context(|| format!("cannot start {policy}"))?,
         };
-        let options = LoadOptions { time_limit: workload.duration() + GRACE, ..LoadOptions::default() };
+        let options = LoadOptions {
+            time_limit: workload.duration() + GRACE,
+            session_keys: BY_KEY.contains(&policy.as_str()),
+            ..LoadOptions::default()
+        };
         let report = load::run(Arc::clone(&workload), running.target, options).await;
         drop(running.until_stopped);
         for (error, count) in report.errors() {

@@ -3,10 +3,15 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use filter_core::config::PolicyName;
+
 use crate::workload::{SessionOptions, TraceOptions};
 
 /// Real seconds that a trace takes if no speed is asked for.
 const TRACE_SECONDS: f64 = 28.0;
+
+/// What every other policy is compared with.
+const BASELINE: &str = "round_robin";
 
 /// Settings of a demo run.
 #[derive(Clone, Debug, clap::Args)]
@@ -14,6 +19,10 @@ pub struct DemoSettings {
     /// Policies to compare, in this order. `direct-round-robin` and `ideal-affinity` go without a gateway.
     #[arg(long, env = "POLICIES", value_delimiter = ',', default_values_t = default_policies())]
     pub policies: Vec<String>,
+
+    /// Compare `round_robin` with this policy, whatever POLICIES says.
+    #[arg(long, env = "POLICY", value_parser = parse_policy)]
+    pub policy: Option<String>,
 
     /// Number of engines.
     #[arg(long, env = "ENGINES", default_value_t = 4, value_parser = parse_positive)]
@@ -52,6 +61,7 @@ impl Default for DemoSettings {
     fn default() -> Self {
         Self {
             policies: default_policies(),
+            policy: None,
             engines: 4,
             trace: None,
             speed: None,
@@ -65,6 +75,14 @@ impl Default for DemoSettings {
 }
 
 impl DemoSettings {
+    /// The policies to compare, in order.
+    pub(super) fn compared(&self) -> Vec<String> {
+        let Some(policy) = &self.policy else { return self.policies.clone() };
+        let mut both = vec![BASELINE.to_owned(), policy.clone()];
+        both.dedup();
+        both
+    }
+
     /// The sessions to generate.
     pub(super) fn sessions(&self) -> SessionOptions {
         let usual = SessionOptions::default();
@@ -89,7 +107,15 @@ impl DemoSettings {
 }
 
 fn default_policies() -> Vec<String> {
-    ["round_robin", "cache_aware"].map(str::to_owned).to_vec()
+    [BASELINE, "cache_aware"].map(str::to_owned).to_vec()
+}
+
+fn parse_policy(text: &str) -> Result<String, String> {
+    let known = PolicyName::ALL.iter().map(|name| name.as_str()).collect::<Vec<_>>();
+    match known.contains(&text) {
+        true => Ok(text.to_owned()),
+        false => Err(format!("`{text}` is none of {}", known.join(", "))),
+    }
 }
 
 fn parse_positive(text: &str) -> Result<usize, String> {

@@ -16,6 +16,9 @@ use crate::fake_engine::ENGINE_HEADER;
 /// Response header in which the gateway names the worker that answered.
 const ROUTED_HEADER: &str = "x-smg-routed-worker-id";
 
+/// Request header with the routing key.
+const KEY_HEADER: &str = "x-smg-routing-key";
+
 /// An HTTP/1.1 client that keeps its connections.
 #[derive(Debug)]
 pub(super) struct Client {
@@ -40,9 +43,10 @@ impl Client {
     }
 
     /// Sends a chat completion; whatever goes wrong is in the sample.
-    pub(super) async fn send(&self, base_url: &str, body: Vec<u8>) -> Sample {
+    /// `key` is the request's routing key, if it has one.
+    pub(super) async fn send(&self, base_url: &str, key: Option<&str>, body: Vec<u8>) -> Sample {
         let mut sample = Sample::new(Instant::now());
-        match tokio::time::timeout(self.timeout, self.exchange(base_url, body, &mut sample)).await {
+        match tokio::time::timeout(self.timeout, self.exchange(base_url, key, body, &mut sample)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => sample.error = Some(error),
             Err(_) => sample.error = Some(format!("no end after {:?}", self.timeout)),
@@ -51,12 +55,22 @@ impl Client {
         sample
     }
 
-    async fn exchange(&self, base_url: &str, body: Vec<u8>, sample: &mut Sample) -> Result<(), String> {
+    async fn exchange(
+        &self,
+        base_url: &str,
+        key: Option<&str>,
+        body: Vec<u8>,
+        sample: &mut Sample,
+    ) -> Result<(), String> {
         let mut request = http::Request::builder()
             .method(Method::POST)
             .uri(format!("{base_url}/v1/chat/completions"))
             .body(Full::new(Bytes::from(body)))
             .map_err(|error| error.to_string())?;
+        if let Some(key) = key {
+            let key = HeaderValue::try_from(key).map_err(|error| error.to_string())?;
+            request.headers_mut().insert(KEY_HEADER, key);
+        }
         request.headers_mut().extend(self.headers.clone());
         let response = self.pool.request(request).await.map_err(|error| with_causes(&error))?;
         let text =

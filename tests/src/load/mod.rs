@@ -58,6 +58,8 @@ pub struct LoadOptions {
     pub model: String,
     /// Headers added to every request.
     pub headers: Vec<(String, String)>,
+    /// Whether each request names its session in the routing-key header.
+    pub session_keys: bool,
     /// Requests in flight at most; more wait, and their wait shows as lateness.
     pub max_in_flight: usize,
     /// Real time after which a request counts as an error.
@@ -71,6 +73,7 @@ impl Default for LoadOptions {
         Self {
             model: "fake-model".to_owned(),
             headers: Vec::new(),
+            session_keys: false,
             max_in_flight: 4096,
             request_timeout: Duration::from_secs(30),
             time_limit: Duration::from_secs(300),
@@ -125,7 +128,8 @@ impl Replay {
             let _slot = self.slots.acquire().await;
             let body = request.body(&self.options.model);
             let destination = self.target.choose(request);
-            let mut sample = self.client.send(&destination.base_url, body).await;
+            let key = self.options.session_keys.then(|| format!("session-{}", request.session));
+            let mut sample = self.client.send(&destination.base_url, key.as_deref(), body).await;
             sample.session = request.session;
             sample.turn = request.turn;
             sample.late = sample.started.saturating_duration_since(due);
