@@ -139,7 +139,7 @@ impl Outcome {
                 let _ = write!(
                     text,
                     "\n{} workers, {} threads of Envoy; CPU of the proxy per request in µs: median (least, most)\n\
-                     {:<21} {:<13} {:>26} {:>7} {:>9} {:>9} {:>9}\n",
+                     {:<21} {:<18} {:>26} {:>7} {:>9} {:>9} {:>9}\n",
                     row.workers, row.concurrency, "requests", "setup", "cpu", "ratio", "added", "p50 ms", "p99 ms"
                 );
             }
@@ -155,7 +155,7 @@ impl Outcome {
                 None => Default::default(),
             };
             let (p50, p99) = (row.spread(|all| all.latency.p50).median, row.spread(|all| all.latency.p99).median);
-            let line = format!("{cell:<21} {:<13} {cpu:>26} {ratio:>7} {added:>9} {p50:>9.2} {p99:>9.2}", row.setup);
+            let line = format!("{cell:<21} {:<18} {cpu:>26} {ratio:>7} {added:>9} {p50:>9.2} {p99:>9.2}", row.setup);
             let _ = writeln!(text, "{}", line.trim_end());
             last = Some(row);
         }
