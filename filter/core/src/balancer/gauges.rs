@@ -6,6 +6,7 @@ use std::rc::Rc;
 use super::available::is_vetoed;
 use super::table::Read;
 use super::{Balancer, CachedReports, Context};
+use crate::breaker;
 use crate::fleet::{ConnectionMode, Fleet, UNKNOWN_MODEL};
 use crate::metrics::Metrics;
 use crate::state::census::Census;
@@ -83,6 +84,8 @@ impl Balancer {
             }
             let state = match slot.breaker {
                 BreakerState::Closed => 0,
+                // Whoever may be chosen again is half open, whether or not anybody has been sent there.
+                BreakerState::Open if breaker::lets_through(&worker.breaker, &slot, context.now_ms) => 2,
                 BreakerState::Open => 1,
                 BreakerState::HalfOpen => 2,
             };

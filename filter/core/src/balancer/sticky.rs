@@ -59,7 +59,7 @@ pub(super) struct Sticky<'a> {
 const REFRESHES_PER_IDLE_TIME: u32 = 16;
 
 /// Pages looked at per tick.
-const PAGES_PER_TICK: u32 = 256;
+const PAGES_PER_TICK: u32 = 1024;
 
 /// Keys are counted this often at least, in seconds.
 const GAUGE_SECS: u32 = 10;

@@ -206,12 +206,11 @@ impl Exchange {
 
     /// What of the body must be known before the request can be placed, as the label `reason` calls it.
     fn waits_for(&self, scene: &Scene<'_, '_>, needs: Needs, hinted: bool) -> Option<&'static str> {
-        if self.keys.target != Target::Absent {
-            return None;
-        }
         let needs_text = !hinted && (needs.prefix || (needs.head && self.keys.configured.is_none()));
         let needs_model = self.model.is_none() && scene.balancer.fleet().needs_model();
-        let needs_rid = scene.balancer.config().sticky.routing_key_override && self.endpoint.has_rid();
+        // A worker that is named by its position is found without any key, among those of the model all the same.
+        let aimed = self.keys.target != Target::Absent && !needs.prefix && !needs.head;
+        let needs_rid = !aimed && scene.balancer.config().sticky.routing_key_override && self.endpoint.has_rid();
         [(needs_rid, "routing_key_override"), (needs_text, "policy_needs_text"), (needs_model, "model_ambiguous")]
             .into_iter()
             .find_map(|(needed, reason)| needed.then_some(reason))

@@ -190,3 +190,18 @@ fn a_model_with_a_policy_of_its_own_is_waited_for() {
     let picks: Vec<usize> = (0..4).map(|_| routed(&bench.send(&mut Script::chat("{}")).1)).collect();
     assert_eq!(picks, [0, 1, 0, 1], "a request that names no model has the default policy");
 }
+
+#[test]
+fn a_target_is_an_index_into_the_workers_of_the_model() {
+    let worker = |number: usize, model: &str| {
+        format!(r#"{{"url":"{}","models":["{model}"]}}"#, crate::balancer::tests::url(number))
+    };
+    let workers = [worker(0, "a"), worker(1, "a"), worker(2, "b"), worker(3, "b")].join(",");
+    let text = format!(r#"{{"policy":"consistent_hashing","workers":[{workers}]}}"#);
+    let mut bench = Bench::new(crate::balancer::tests::parse(&text));
+    let aimed = |model: &str, target: &str| Script::chat(chat(model, "hi")).header(TARGET_HEADER, target);
+    assert_eq!(routed(&bench.send(&mut aimed("b", "0")).1), 2);
+    assert_eq!(routed(&bench.send(&mut aimed("a", "1")).1), 1);
+    assert_eq!(replied(bench.send(&mut aimed("b", "2")).1).status, 503);
+    assert_eq!(replied(bench.send(&mut aimed("nobody's", "0")).1).status, 404);
+}
