@@ -201,7 +201,8 @@ mod tests {
     use super::*;
 
     fn row(setup: &str, cpu: &[f64]) -> Row {
-        let group = Group { workers: 2, concurrency: 1, setups: Vec::new(), cells: Vec::new() };
+        let group =
+            Group { workers: 2, concurrency: 1, setups: Vec::new(), cells: Vec::new(), sparse: Default::default() };
         let mut row = Row::new(setup, &group, Cell { prompt_kb: 4, mix: Mix::Turn, stream_chunks: 0 });
         for &cpu_us in cpu {
             row.note(Measurement { cpu_us, ..Measurement::default() }, true);
