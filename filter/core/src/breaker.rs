@@ -129,11 +129,13 @@ fn open(slot: &mut Slot, now_ms: u64) {
     slot.successes = 0;
 }
 
-/// Wall clocks step; one that stepped back must not keep a breaker open for longer than its timeout.
+/// A breaker may have been opened at a later time than it is here: each VM goes by the clock of its last tick. What lies
+/// ahead by more than the timeout is no tick's delay but a wall clock that stepped back, which must not keep a breaker
+/// open for longer than twice its timeout.
 fn is_over(config: &Breaker, slot: &Slot, now_ms: u64) -> bool {
-    let passed = tenths(now_ms).wrapping_sub(slot.opened_at);
-    let stepped_back = passed > u32::MAX / 2;
-    stepped_back || u64::from(passed) >= u64::from(config.timeout_secs) * 10
+    let (now, timeout) = (tenths(now_ms), u64::from(config.timeout_secs) * 10);
+    let (passed, ahead) = (now.wrapping_sub(slot.opened_at), slot.opened_at.wrapping_sub(now));
+    if passed <= ahead { u64::from(passed) >= timeout } else { u64::from(ahead) > timeout }
 }
 
 /// The wall clock in tenths of a second. It starts again every 13 years: only differences mean anything.
@@ -173,7 +175,8 @@ mod tests {
         let config = Breaker::default();
         assert!(!lets_through(&config, &slot, 159_900));
         assert!(lets_through(&config, &slot, 160_000));
-        assert!(lets_through(&config, &slot, 99_000), "a clock that stepped back");
+        assert!(!lets_through(&config, &slot, 99_000), "another thread's older tick");
+        assert!(lets_through(&config, &slot, 39_000), "a clock that stepped back");
         on_dispatch(&config, &mut slot, 160_000);
         assert_eq!(slot.breaker, BreakerState::HalfOpen);
     }
@@ -223,6 +226,18 @@ mod tests {
             for (passed, expected) in [(0, false), (59_900, false), (60_000, true), (90_000, true)] {
                 assert_eq!(lets_through(&config, &slot, opened + passed), expected, "{opened} + {passed}");
             }
+        }
+    }
+
+    #[test]
+    fn a_thread_whose_tick_is_older_leaves_it_alone_too() {
+        let (config, opened) = (Breaker::default(), 1_790_000_000_000);
+        let mut slot = Slot::default();
+        for _ in 0..10 {
+            on_outcome(&config, &mut slot, Failure, opened);
+        }
+        for (earlier, expected) in [(100, false), (250, false), (5_000, false), (60_000, false), (60_100, true)] {
+            assert_eq!(lets_through(&config, &slot, opened - earlier), expected, "{earlier} ms earlier");
         }
     }
 
