@@ -29,6 +29,9 @@ const MAX_CALLS_PER_TICK: u32 = 4;
 /// A call whose end has not been told for so long after its time limit never will be, in milliseconds.
 const GRACE_MS: u64 = 2000;
 
+/// A snapshot on the queue that no thread has taken within so long a time never will be, in milliseconds.
+const PATIENCE_MS: u64 = 2000;
+
 /// A request that is to be made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
@@ -61,6 +64,8 @@ pub struct Puller {
     failures: u32,
     /// The next call asks for everything.
     everything: bool,
+    /// A snapshot that another thread has taken off the queue but not yet into the tables, and since when it is waited for.
+    awaited: Option<(Fetched, u64)>,
     calls_this_tick: u32,
     /// What the log has said last.
     said: Option<Outcome>,
@@ -77,6 +82,9 @@ impl Puller {
     /// Time has passed: a call that is due.
     pub fn on_tick(&mut self, context: &mut Context<'_>, balancer: &Balancer) -> Option<Call> {
         self.calls_this_tick = 0;
+        if let Some((fetched, since_ms)) = self.awaited {
+            return self.look(context, balancer, fetched, since_ms);
+        }
         let waited = context.now_ms.abs_diff(self.since_ms);
         if self.under_way.is_some() {
             let most = u64::from(balancer.config().reports.timeout_ms) + GRACE_MS;
@@ -159,7 +167,30 @@ impl Puller {
 
     /// A snapshot has been taken off the queue again, by this thread or by another one: the call that is to follow.
     pub fn on_taken(&mut self, context: &mut Context<'_>, balancer: &Balancer, fetched: Fetched) -> Option<Call> {
-        let known = balancer.fetched(context.store, fetched.reporter, cluster_hash(balancer));
+        let since_ms = context.now_ms;
+        self.look(context, balancer, fetched, since_ms)
+    }
+
+    /// Looks what has become of a snapshot that was put on the queue at `since_ms`. The host announces it to another
+    /// thread, which may have it in hands still: asked at once, the sidecar would be told that less is known, or nothing.
+    fn look(
+        &mut self,
+        context: &mut Context<'_>,
+        balancer: &Balancer,
+        fetched: Fetched,
+        since_ms: u64,
+    ) -> Option<Call> {
+        self.awaited = None;
+        let known = balancer.fetched(context.store, fetched.reporter, cluster_hash(balancer)).ok().flatten();
+        let named = (fetched.epoch, fetched.sequence);
+        if known < Some(named) {
+            if context.now_ms.abs_diff(since_ms) <= PATIENCE_MS {
+                self.awaited = Some((fetched, since_ms));
+            } else {
+                self.fail(context, balancer, Outcome::Lost, "no thread has taken it off the shared queue");
+            }
+            return None;
+        }
         if self.everything {
             if self.asked.is_none() {
                 self.fail(context, balancer, Outcome::Gap, "asked for everything, it sends a delta");
@@ -168,8 +199,7 @@ impl Puller {
             count(context, Outcome::Gap);
             return self.ask(context, balancer);
         }
-        let named = (fetched.epoch, fetched.sequence);
-        if known != Ok(Some(named)) || self.asked == Some(named) {
+        if known > Some(named) || self.asked == Some(named) {
             self.succeed(context, balancer, Outcome::Old);
             return None;
         }

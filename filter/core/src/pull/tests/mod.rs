@@ -60,6 +60,22 @@ impl Bed {
         self.sent(next)
     }
 
+    /// The answer to the call that is under way, which another thread takes off the queue: the call that follows at once.
+    fn send_past(&mut self, snapshot: &Snapshot) -> Option<Call> {
+        let (number, body) = (self.number, snapshot.to_bytes());
+        let Self { vm: Vm { balancer, world }, puller, .. } = self;
+        world.run(|context, _| {
+            assert!(puller.on_head(context, balancer, number, Some(b"200"), body.len()));
+            let fetched = puller.on_body(context, balancer, &body)?;
+            puller.on_taken(context, balancer, fetched)
+        })
+    }
+
+    fn take(&mut self, snapshot: &Snapshot) {
+        let Vm { balancer, world } = &mut self.vm;
+        world.run(|context, _| crate::ingest::take(context, balancer, &snapshot.to_bytes()));
+    }
+
     fn send(&mut self, snapshot: &Snapshot) -> Option<Call> {
         self.answer("200", &snapshot.to_bytes())
     }
@@ -257,6 +273,37 @@ fn what_the_queue_does_not_take_is_lost() {
     });
     assert_eq!(bed.counted(Outcome::Lost), 1);
     assert!(bed.pause() >= 800);
+}
+
+/// The host announces what is put on the queue to another thread.
+#[test]
+fn a_snapshot_that_another_thread_has_in_hands_is_waited_for() {
+    let store = MemoryStore::default();
+    let (mut one, mut two) = (Bed::new(&store, 0), Bed::new(&store, 1));
+    one.tick().unwrap();
+    for (snapshot, known) in [(of(Scope::Full, 7), 7), (of(Scope::Since(7), 8), 8)] {
+        assert!(one.send_past(&snapshot).is_none() && one.tick().is_none(), "it is not known yet");
+        two.take(&snapshot);
+        let next = one.tick().expect("now it is");
+        assert_eq!(path(&next), format!("/v1/snapshot?wait_ms=700&epoch=1&sequence={known}"));
+    }
+    assert_eq!((one.counted(Outcome::News), one.counted(Outcome::Old), one.vm.pick()), (2, 0, 1));
+
+    assert!(one.send_past(&of(Scope::Since(8), 9)).is_none());
+    two.take(&of(Scope::Full, 10));
+    assert!(one.tick().is_none());
+    assert_eq!(one.counted(Outcome::Old), 1, "a later one has come another way");
+    assert!(path(&one.tick().unwrap()).ends_with("epoch=1&sequence=10"));
+}
+
+#[test]
+fn a_snapshot_that_no_thread_ever_takes_is_lost() {
+    let mut bed = Bed::alone();
+    bed.tick().unwrap();
+    assert!(bed.send_past(&of(Scope::Full, 1)).is_none());
+    assert!((2800..=3700 + 250).contains(&bed.pause()), "two seconds, and the pause after a failure");
+    assert_eq!((bed.counted(Outcome::Lost), bed.lines().len()), (1, 1));
+    assert!(bed.send(&of(Scope::Full, 1)).is_some());
 }
 
 #[test]
