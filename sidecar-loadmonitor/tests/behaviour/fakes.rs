@@ -62,9 +62,9 @@ where
     address
 }
 
-/// A port that nothing listens on.
+/// A port that nothing listens on. No connection that is made meanwhile takes it: they begin at 127.0.0.1.
 pub(crate) async fn dead_port() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+    TcpListener::bind("127.0.0.2:0").await.unwrap().local_addr().unwrap()
 }
 
 /// What one route answers; can be changed at any time.

@@ -1,13 +1,12 @@
 //! Workers that a sidecar finds in Envoy itself.
 
-use std::net::TcpListener;
 use std::process::Command;
 
 use serde_json::{Value, json};
 use testbed::envoy::{Envoy, EnvoyOptions, Output, Process, eventually, workspace_binary};
 use testbed::fake_engine::{Control, EngineOptions, FakeEngine};
 
-use crate::support::{CHAT, SOON, chat, no_vm_was_lost};
+use crate::support::{CHAT, SOON, address_for_later, chat, no_vm_was_lost};
 
 /// Active health checks of the cluster, several a second.
 fn with_health_checks(both: &mut Value) {
@@ -30,7 +29,7 @@ async fn engines_are_found_in_envoy_and_so_is_its_word_on_their_health() {
     };
     let envoy = Envoy::start(options).await.unwrap();
     let directory = tempfile::tempdir().unwrap();
-    let face = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let face = address_for_later().to_string();
     let mut command = Command::new(workspace_binary("sidecar-loadmonitor").unwrap());
     command.args(["--envoy-admin", &envoy.admin().url(), "--envoy-cluster", "engines", "--listen", &face]);
     command.args(["--push-url", &envoy.reports_url(), "--load-monitor-interval", "1", "--discovery-interval", "0.2"]);

@@ -7,12 +7,11 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use testbed::envoy::{Envoy, EnvoyOptions, Filter, Output, Process, eventually, plain_cluster, workspace_binary};
 use testbed::fake_engine::{EngineOptions, FakeEngine};
-use tokio::net::TcpListener;
 
 use crate::gate::Gate;
 use crate::reports::{long_queue, spread};
 use crate::sidecar::{Asked, Sidecar, TOKEN};
-use crate::support::{CHAT, SOON, chat, no_vm_was_lost, post};
+use crate::support::{CHAT, SOON, address_for_later, chat, no_vm_was_lost, post};
 
 /// Two workers, and Envoys in front of them that fetch from one sidecar.
 struct Bed {
@@ -106,7 +105,7 @@ async fn three_envoys_are_fed_by_one_sidecar_at_work() {
     let directory = tempfile::tempdir().unwrap();
     let token = directory.path().join("token");
     std::fs::write(&token, TOKEN).unwrap();
-    let listen = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let listen = address_for_later();
     let sidecar = || {
         let mut command = Command::new(workspace_binary("sidecar-loadmonitor").unwrap());
         command.args(engines.iter().flat_map(|engine| ["--worker".to_owned(), engine.url()]));
@@ -218,7 +217,7 @@ async fn a_token_in_the_environment_opens_the_sidecar_and_closes_the_ingest_list
 #[tokio::test]
 async fn without_a_sidecar_requests_are_served_and_its_return_is_noticed() {
     let bed = Bed::start().await;
-    let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let address = address_for_later();
     let nowhere = bed.options("envoy", address, json!({ "cluster": "nowhere" }));
     let mut envoy = Envoy::start(nowhere).await.unwrap();
     eventually(SOON, "there is no such cluster", async || pulled(&envoy, "unreachable").await >= 1.0).await;

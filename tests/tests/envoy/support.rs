@@ -16,6 +16,12 @@ use crate::gate::{FIRST_PIECE, HOLD};
 /// Long enough for a machine that does many other things as well.
 pub const SOON: Duration = Duration::from_secs(60);
 
+/// An address to listen on later, and again. Its port can be lost to no connection that is made meanwhile: those to
+/// 127.0.0.1 and its neighbours begin at 127.0.0.1.
+pub fn address_for_later() -> SocketAddr {
+    std::net::TcpListener::bind("127.0.0.2:0").unwrap().local_addr().unwrap()
+}
+
 pub const CHAT: &str = "/v1/chat/completions";
 pub const WORKER_ID: &str = "x-smg-routed-worker-id";
 pub const DESTINATION: &str = "x-gateway-destination-endpoint";
