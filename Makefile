@@ -35,12 +35,12 @@ setup: toolchain
 	@scripts/get-envoy >/dev/null
 
 wasm: toolchain
-	cargo build --quiet --profile wasm -p filter --target wasm32-wasip1
+	cargo build --quiet --profile wasm -p filter -p filter-responses --target wasm32-wasip1
 	cargo build --quiet --profile wasm -p filter-crash-for-tests --target wasm32-wasip1
 
 # One selection of packages everywhere: with another one cargo would build the dependencies, a Wasm compiler among them,
 # with other features a second time. The filter itself has no native tests.
-NATIVE := --workspace --exclude filter --exclude filter-crash-for-tests
+NATIVE := --workspace --exclude filter --exclude filter-responses --exclude filter-crash-for-tests
 
 # Programs that the tests start.
 bins: toolchain
@@ -49,7 +49,7 @@ bins: toolchain
 lint: toolchain
 	cargo fmt --all --check
 	cargo clippy --quiet --workspace --all-targets -- -D warnings
-	cargo clippy --quiet -p filter --target wasm32-wasip1 -- -D warnings
+	cargo clippy --quiet -p filter -p filter-responses --target wasm32-wasip1 -- -D warnings
 	cargo clippy --quiet -p filter-crash-for-tests --target wasm32-wasip1 -- -D warnings
 
 test: setup wasm lint bins

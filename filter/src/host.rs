@@ -21,6 +21,8 @@ const CAS_MISMATCH: u32 = 8;
 pub(crate) const REQUEST_HEADERS: u32 = 0;
 pub(crate) const RESPONSE_HEADERS: u32 = 2;
 pub(crate) const REQUEST_BODY: u32 = 0;
+#[cfg(feature = "responses")]
+pub(crate) const RESPONSE_BODY: u32 = 1;
 pub(crate) const PLUGIN_CONFIGURATION: u32 = 7;
 /// Of the answer to a call of our own, while it is told of.
 pub(crate) const CALL_HEADERS: u32 = 6;
@@ -47,6 +49,7 @@ unsafe extern "C" {
         value: *mut *mut u8,
         value_length: *mut usize,
     ) -> u32;
+    fn proxy_get_header_map_pairs(map: u32, value: *mut *mut u8, value_length: *mut usize) -> u32;
     fn proxy_replace_header_map_value(
         map: u32,
         name: *const u8,
@@ -173,6 +176,13 @@ pub(crate) fn header(map: u32, name: &str) -> Option<Vec<u8>> {
     value_of(|value, length| unsafe { proxy_get_header_map_value(map, name.as_ptr(), name.len(), value, length) }).ok()
 }
 
+/// All headers of a map, for who wants more than one or two of them: one call in place of one for each.
+pub(crate) fn headers(map: u32) -> Result<Headers, Refused> {
+    // SAFETY: all pointers are valid for the call.
+    let bytes = value_of(|value, length| unsafe { proxy_get_header_map_pairs(map, value, length) })?;
+    if bytes.is_empty() { Err(Refused(EMPTY)) } else { Ok(Headers(bytes)) }
+}
+
 /// Sets a header to exactly this value.
 pub(crate) fn set_header(map: u32, name: &str, value: &str) -> Result<(), Refused> {
     // SAFETY: all pointers are valid for the call.
@@ -232,6 +242,29 @@ fn serialized(headers: &[(&str, &str)]) -> Vec<u8> {
         }
     }
     bytes
+}
+
+/// A header map as the host has written it, see [`serialized`].
+#[derive(Debug, Default)]
+pub(crate) struct Headers(Vec<u8>);
+
+impl Headers {
+    /// A header's value, if it is there; of several of one name the first. An empty one is there.
+    pub(crate) fn get(&self, wanted: &str) -> Option<&[u8]> {
+        let number = |raw: &[u8]| raw.first_chunk().map_or(0, |raw| u32::from_le_bytes(*raw) as usize);
+        let (count, rest) = self.0.split_at_checked(4)?;
+        // Behind the lengths stand the texts, each with a NUL behind it.
+        let (lengths, mut texts) = rest.split_at_checked(number(count).checked_mul(8)?)?;
+        for pair in lengths.chunks_exact(8) {
+            let (name, value) = pair.split_at(4);
+            let (name, value) = (number(name), number(value));
+            if name == wanted.len() && texts.get(..name)? == wanted.as_bytes() {
+                return texts.get(name.saturating_add(1)..)?.get(..value);
+            }
+            texts = texts.get(name.saturating_add(1)..)?.get(value.saturating_add(1)..)?;
+        }
+        None
+    }
 }
 
 /// Registers the shared queue: its messages are announced to the current root context.

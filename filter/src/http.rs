@@ -11,7 +11,7 @@ use filter_core::exchange::{
     TARGET_HEADER, TOKENS_HEADER, WORKER_ID_HEADER, WorkerId,
 };
 
-use crate::host::{self, REQUEST_BODY, REQUEST_HEADERS, RESPONSE_HEADERS, SharedData};
+use crate::host::{self, Headers, REQUEST_BODY, REQUEST_HEADERS, RESPONSE_HEADERS, SharedData};
 use crate::ingest;
 use crate::vm::{HostLog, Root, Vm};
 
@@ -45,16 +45,28 @@ impl Stream {
     }
 }
 
-/// The host as an exchange sees it.
-struct Host;
+/// The host as an exchange sees it during one event. Headers are fetched together: an event that looks at any looks at
+/// several, and a call costs more than the copying.
+#[derive(Debug, Default)]
+struct Host {
+    request: Option<Option<Headers>>,
+    response: Option<Option<Headers>>,
+}
+
+/// One of `all` headers, or, from a host that does not give all (there may be too many), that one.
+fn header(all: Option<&Headers>, map: u32, name: &str) -> Option<Vec<u8>> {
+    all.map_or_else(|| host::header(map, name), |all| all.get(name).map(Into::into))
+}
 
 impl Http for Host {
     fn request_header(&mut self, name: &str) -> Option<Vec<u8>> {
-        host::header(REQUEST_HEADERS, name)
+        let all = self.request.get_or_insert_with(|| host::headers(REQUEST_HEADERS).ok());
+        header(all.as_ref(), REQUEST_HEADERS, name)
     }
 
     fn response_header(&mut self, name: &str) -> Option<Vec<u8>> {
-        host::header(RESPONSE_HEADERS, name)
+        let all = self.response.get_or_insert_with(|| host::headers(RESPONSE_HEADERS).ok());
+        header(all.as_ref(), RESPONSE_HEADERS, name)
     }
 
     fn property(&mut self, path: &[&str]) -> Option<Vec<u8>> {
@@ -159,6 +171,18 @@ pub(crate) fn on_response_headers(vm: &mut Vm, id: u32) -> u32 {
     CONTINUE
 }
 
+#[cfg(feature = "responses")]
+pub(crate) fn on_response_body(vm: &mut Vm, id: u32, size: usize, ends: bool) -> u32 {
+    if let Some(Stream::Route(.., exchange)) = vm.streams.get(&id)
+        && exchange.wants_answer() > 0
+    {
+        let most = size.min(exchange.wants_answer());
+        let part = if most == 0 { Vec::new() } else { host::buffer(host::RESPONSE_BODY, most).unwrap_or_default() };
+        on_exchange(vm, id, |exchange, scene| exchange.on_response_body(scene, &part, ends));
+    }
+    CONTINUE
+}
+
 pub(crate) fn on_done(vm: &mut Vm, id: u32) {
     if matches!(vm.streams.get(&id), Some(Stream::Route(.., exchange)) if exchange.is_counted()) {
         on_exchange(vm, id, Exchange::on_done);
@@ -180,7 +204,7 @@ fn on_exchange<T>(vm: &mut Vm, id: u32, event: impl FnOnce(&mut Exchange, &mut S
     };
     let mut scene = Scene {
         context: &mut context,
-        http: &mut Host,
+        http: &mut Host::default(),
         balancer: &mut balancer,
         facts: &mut vm.facts,
         ledger: &mut ledger,

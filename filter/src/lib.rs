@@ -1,7 +1,7 @@
 //! The proxy-wasm filter: a thin shell over `filter-core`. No decision is taken here.
 //!
 //! The module exports only the callbacks it needs, since Envoy calls each exported one for every chunk of every stream:
-//! response bodies never enter the module.
+//! response bodies never enter it, but for the module of `filter/responses`.
 #![expect(unsafe_code, reason = "exported functions need unmangled names")]
 
 #[cfg(feature = "crash-for-tests")]
@@ -114,6 +114,13 @@ extern "C" fn proxy_on_response_headers(id: u32, _count: u32, _ends: u32) -> u32
     #[cfg(feature = "crash-for-tests")]
     crash::before("response-headers", id);
     with_vm(CONTINUE, |vm| http::on_response_headers(vm, id))
+}
+
+/// A part of a response. The beginning of an answer that makes a response names it.
+#[cfg(feature = "responses")]
+#[unsafe(no_mangle)]
+extern "C" fn proxy_on_response_body(id: u32, size: usize, ends: u32) -> u32 {
+    with_vm(CONTINUE, |vm| http::on_response_body(vm, id, size, ends != 0))
 }
 
 /// A stream or a root context is over. Streams are cleaned up here, not in `proxy_on_delete`: one callback less.

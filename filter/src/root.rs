@@ -3,9 +3,10 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use filter_core::balancer::Balancer;
+use filter_core::balancer::{Balancer, Context, Level};
 use filter_core::config::{Config, OnInvalidConfig, Role, TOKEN_VARIABLE};
 use filter_core::ingest::QUEUE;
+use filter_core::store::StoreError;
 
 use crate::host::{self, PLUGIN_CONFIGURATION};
 use crate::vm::{HostLog, Root, TICK_MS, Vm};
@@ -41,7 +42,7 @@ pub(crate) fn configure(vm: &mut Vm, root: u32, size: usize) -> bool {
         Role::Ingest => Root::Ingest(Rc::new(config)),
         Role::Route => {
             let (identity, ledger) = (vm.identity, vm.ledger(&config));
-            match vm.with_context(log, |context| Balancer::new(config, identity, context)) {
+            match vm.with_context(log, |context| balancer(config, identity, context)) {
                 Ok(balancer) => {
                     vm.pulls.join(root, &balancer);
                     Root::Route(Rc::new(RefCell::new(balancer)), ledger)
@@ -55,6 +56,21 @@ pub(crate) fn configure(vm: &mut Vm, root: u32, size: usize) -> bool {
     }
     vm.roots.insert(root, role);
     true
+}
+
+/// A balancer at work.
+fn balancer(config: Config, identity: u64, context: &mut Context<'_>) -> Result<Balancer, StoreError> {
+    let remembers = cfg!(feature = "responses");
+    if !remembers && config.max_response_ids.is_some() {
+        let line = "max_response_ids has no effect: this module reads no answers. The one that remembers which worker \
+                    holds which response is filter_responses.wasm";
+        context.log.line(Level::Warn, line);
+    }
+    let mut balancer = Balancer::new(config, identity, context)?;
+    if remembers {
+        balancer.remember_responses();
+    }
+    Ok(balancer)
 }
 
 /// Refuses a configuration, or stands in for it without doing anything.

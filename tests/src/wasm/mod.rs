@@ -41,7 +41,7 @@ pub use abi::Status;
 pub use counters::Counters;
 pub use exchange::{Answer, Decision, Exchange, Reply};
 pub use message::{Headers, Request, Response, int};
-pub use module::{crashable_wasm, filter_wasm};
+pub use module::{crashable_wasm, filter_wasm, responses_wasm};
 pub use plugin::{Plugin, RootId, VmError};
 pub use process::{Access, Process};
 pub use shared::{LogLine, Metric};

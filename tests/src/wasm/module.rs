@@ -30,6 +30,16 @@ pub fn crashable_wasm() -> PathBuf {
     path
 }
 
+/// The module beside [`filter_wasm`] that remembers which worker holds which response (`filter/responses`).
+///
+/// # Panics
+/// When the file is missing.
+pub fn responses_wasm() -> PathBuf {
+    let path = filter_wasm().with_file_name("filter_responses.wasm");
+    assert!(path.is_file(), "{} is missing: run `make wasm` first", path.display());
+    path
+}
+
 /// The engine of the test binary: fuel on, nothing that differs between machines.
 pub(super) fn engine() -> &'static Engine {
     static ENGINE: OnceLock<Engine> = OnceLock::new();

@@ -21,6 +21,7 @@ mod mutations;
 mod prefix;
 mod pulls;
 mod reports;
+mod responses;
 mod scope;
 mod shapes;
 mod sidecar;

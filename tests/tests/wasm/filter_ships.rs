@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use testbed::wasm::{crashable_wasm, filter_wasm};
+use testbed::wasm::{crashable_wasm, filter_wasm, responses_wasm};
 use wasmtime::{Engine, ExternType, Module};
 
 /// What a module that a request can crash asks the host for. (Words that are only compared can be optimised away.)
@@ -51,6 +51,16 @@ fn only_the_callbacks_that_are_needed_are_exported() {
         "vm_start",
     ];
     assert_eq!(callbacks.into_iter().collect::<Vec<_>>(), expected);
+}
+
+/// The module that reads answers is called for each part of each: nothing else tells the two apart.
+#[test]
+fn the_module_that_remembers_responses_is_told_of_their_bodies_and_else_the_same() {
+    let (usual, reading) = (interface(&code(&filter_wasm())), interface(&code(&responses_wasm())));
+    let more: Vec<_> = reading.difference(&usual).collect();
+    assert!(matches!(more[..], [only] if only.starts_with("proxy_on_response_body ")), "{more:?}");
+    assert!(usual.is_subset(&reading));
+    assert!(NAMES.iter().all(|name| !holds(&code(&responses_wasm()), name)));
 }
 
 #[test]

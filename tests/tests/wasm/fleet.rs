@@ -1,6 +1,7 @@
 //! The filter at work in several VMs, and what an operator can see of it.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -19,10 +20,15 @@ const TICK: Duration = Duration::from_millis(250);
 impl Fleet {
     /// `vms` VMs with the members of `config` and `workers` workers without models.
     pub(crate) fn new(vms: usize, workers: usize, config: Value) -> Self {
+        Self::of(&filter_wasm(), vms, workers, config)
+    }
+
+    /// The same with another module.
+    pub(crate) fn of(module: &Path, vms: usize, workers: usize, config: Value) -> Self {
         let urls: Vec<_> = (0..workers).map(worker_url).collect();
         let mut members = json!({"workers": urls});
         members.as_object_mut().unwrap().extend(config.as_object().unwrap().clone());
-        let process = Process::new(&filter_wasm()).unwrap();
+        let process = Process::new(module).unwrap();
         let vms = (0..vms)
             .map(|_| {
                 let vm = process.vm();

@@ -6,6 +6,7 @@ mod filter_gauges;
 mod filter_hostile;
 mod filter_keys;
 mod filter_pulls;
+mod filter_responses;
 mod filter_routes;
 mod filter_shares;
 mod filter_ships;

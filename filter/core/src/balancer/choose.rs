@@ -46,6 +46,7 @@ impl Balancer {
     ) -> Result<Result<Placement, Refusal>, StoreError> {
         let needs = self.needs(policy);
         let mut sticky = self.sticky(context.store, prompt, policy)?;
+        let holder = self.holder(context.store, prompt)?;
         if let Some(key) = sticky.as_ref().filter(|sticky| sticky.rules != Rules::Manual) {
             self.tally.sourced(key.key.source);
         }
@@ -72,8 +73,11 @@ impl Balancer {
                 self.count_nobody(policy, sticky.is_some());
                 return Ok(Err(Self::why_nobody(context, fleet, pool, &reads, &reports, prompt.model)));
             }
-            let known = sticky.as_mut().map(|sticky| sticky.look_up(fleet, &candidates, keys));
-            let pick = if let Some((_, Some(index))) = known {
+            let held = holder.among(fleet, &candidates);
+            // What goes on from a response has no choice; its key is left where it is.
+            let sticky_now = sticky.as_mut().filter(|_| held.is_none());
+            let known = sticky_now.map(|sticky| sticky.look_up(fleet, &candidates, keys));
+            let pick = if let Some(index) = held.or_else(|| known.and_then(|(_, index)| index)) {
                 Pick::unscored(index)
             } else {
                 self.search_again(context, fleet, &candidates, &mut search)?;
@@ -142,9 +146,21 @@ impl Balancer {
             }
             let brought = brings(id);
             let key = key.and_then(|(key, known)| track(context, ledger, known, key, id, brought));
-            let sticky = sticky.as_ref().and_then(Sticky::branch);
+            let (response, sticky) = (holder.branch(held.is_some()), sticky.as_ref().and_then(Sticky::branch));
             let (found, known) = (search.found, search.marked);
-            return Ok(Ok(Placement { pick, sticky, worker, id, in_flight, list, key, healthy, found, known }));
+            return Ok(Ok(Placement {
+                pick,
+                response,
+                sticky,
+                worker,
+                id,
+                in_flight,
+                list,
+                key,
+                healthy,
+                found,
+                known,
+            }));
         }
         Ok(Err(Refusal::NoAvailableWorkers))
     }

@@ -6,20 +6,22 @@ use super::Balancer;
 use super::place::Placement;
 use crate::config::ExposeWorkerId;
 use crate::fleet::{Fleet, PolicyRef, Worker};
+use crate::policy::Branch;
 use crate::state::load::SlotId;
 
 impl Balancer {
     /// `policy=…;branch=…;matched=…;total=…;score=…;runner_up=…;report_age_ms=…`. What does not apply is left out:
-    /// `branch` may be two joined by a plus, a key's and its policy's; matched and total are bytes, or token ids; the
+    /// `branch` may be several joined by a plus, a response's, a key's and the policy's; matched and total are bytes, or token ids; the
     /// score is in seconds, or requests where nobody reports; the runner-up is the worker that a retry would go to.
     pub(super) fn explain(&self, fleet: &Fleet, policy: PolicyRef, placement: &Placement, now_ms: u64) -> Box<str> {
         let mut line = format!("policy={}", policy.name);
-        let branches = [placement.sticky, placement.pick.branch];
-        for (before, branch) in [";branch=", "+"].into_iter().zip(branches.into_iter().flatten()) {
+        let branches = [placement.response, placement.sticky, placement.pick.branch];
+        for (before, branch) in [";branch=", "+", "+"].into_iter().zip(branches.into_iter().flatten()) {
             let _ = write!(line, "{before}{}", branch.as_str());
         }
         let matched = &placement.found.matched;
-        if self.needs(policy).prefix && placement.sticky.is_none_or(|of| of != crate::policy::Branch::OccupiedHit) {
+        let asked = placement.sticky != Some(Branch::OccupiedHit) && placement.response.is_none();
+        if self.needs(policy).prefix && asked {
             let _ = write!(line, ";matched={};total={}", matched.matched, matched.total);
         }
         if let Some(score) = placement.pick.score {

@@ -13,6 +13,7 @@ mod placements;
 mod reaper;
 mod record;
 mod requests;
+mod responses;
 mod roster;
 mod settle;
 mod sticky;
@@ -118,6 +119,8 @@ pub struct Balancer {
     survey: Survey,
     turns: Turns,
     pins: PinTable,
+    /// The responses that are remembered; none where the module reads no answers.
+    responses: Option<PinTable>,
     key_sweep: Sweep,
     lease: Lease,
     leads: bool,
@@ -164,7 +167,7 @@ impl Balancer {
         load.create(context.store)?;
         let now_secs = context.now_secs();
         let (roster, fleet) = Roster::open(&config, context.store, now_secs)?;
-        Ok(Self {
+        let balancer = Self {
             policies: all_policies().map(|wanted| (wanted, policy::named(wanted, &config))).collect(),
             fleet,
             roster,
@@ -180,6 +183,7 @@ impl Balancer {
             survey: Survey::default(),
             turns: Turns::new(&instance),
             pins: PinTable::new(&instance, config.sticky.max_keys),
+            responses: None,
             key_sweep: Sweep::default(),
             lease,
             leads: false,
@@ -199,7 +203,16 @@ impl Balancer {
             beats: 0,
             forgotten: Vec::new(),
             gauges: Vec::new(),
-        })
+        };
+        balancer.prepare_ring();
+        Ok(balancer)
+    }
+
+    /// Makes the hash ring of the fleet if any policy in use goes by it.
+    fn prepare_ring(&self) {
+        if self.needs_before_model(None).ring {
+            self.fleet.prepare_ring();
+        }
     }
 
     /// The configuration.

@@ -46,6 +46,8 @@ pub struct Prompt<'a> {
     pub manual_key: Option<StickyKey<'a>>,
     /// The key that the routing-key override goes by.
     pub sticky_key: Option<StickyKey<'a>>,
+    /// The id of the response that it refers to.
+    pub response: Option<&'a [u8]>,
 }
 
 /// A placed request: what it holds until it ends.
@@ -112,6 +114,8 @@ impl Ticket {
 /// How a placement came about.
 pub(super) struct Placement {
     pub(super) pick: Pick,
+    /// What became of the response that it refers to, if it does.
+    pub(super) response: Option<Branch>,
     /// How its key was treated, if it has one that stays with a worker.
     pub(super) sticky: Option<Branch>,
     /// The picked worker, as a position in the fleet.
@@ -151,7 +155,8 @@ impl Balancer {
         let mut nodes = Vec::new();
         let policy = self.policy_for(pool, prompt);
         let needs = self.needs(policy);
-        if needs.prefix {
+        // The text of a request that goes on from a response is not the beginning of its prompt.
+        if needs.prefix && prompt.response.is_none() {
             self.path(&fleet, pool, prompt, needs.placements, &mut nodes);
         }
         ledger.prepare(context.store);
@@ -165,7 +170,7 @@ impl Balancer {
         let decision = explain.then(|| self.explain(&fleet, policy, &placement, context.now_ms));
         let Placement { id, list, key, healthy, found, known, sticky, .. } = placement;
         // The prompt of a request that went where its key belongs tells nothing of what its policy would have done.
-        let asked = sticky != Some(Branch::OccupiedHit);
+        let asked = sticky != Some(Branch::OccupiedHit) && prompt.response.is_none();
         if let Some(known) = known.filter(|_| asked) {
             self.note_holder(context, known, &nodes, fleet.model_label(prompt.model), id);
         } else if asked && !needs.placements && !nodes.is_empty() {

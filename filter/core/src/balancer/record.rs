@@ -26,7 +26,8 @@ impl Balancer {
         let (pick, matched) = (&placement.pick, &placement.found.matched);
         // Decisions by hashes are logged and not counted.
         let hashed = placement.known.is_some();
-        self.tally.branches(pick.branch.filter(|_| !hashed).into_iter().chain(placement.sticky));
+        let own = pick.branch.filter(|_| !hashed);
+        self.tally.branches(own.into_iter().chain(placement.sticky).chain(placement.response));
         if !hashed
             && pick.branch.is_some_and(|branch| branch.family() == Family::CacheAware && branch != Branch::KvPressure)
         {
@@ -37,6 +38,9 @@ impl Balancer {
         }
         let url = fleet.worker(placement.worker).map_or("", |worker| worker.url.as_str());
         let debug = |context: &mut Context<'_>, line: String| context.log.line(Level::Debug, &line);
+        if let Some(branch) = placement.response {
+            debug(context, format!("Response routing branch={} worker={url} model_id={model}", branch.as_str()));
+        }
         if let (Some(branch), Some(key)) = (placement.sticky, prompt.sticky_key)
             && policy.name != PolicyName::Manual
         {

@@ -135,6 +135,7 @@ impl Balancer {
     pub(super) fn renew_fleet(&mut self, context: &mut Context<'_>, leads: bool) -> Result<(), StoreError> {
         let Some(fleet) = self.roster.renew(&self.config, context.store, &self.fleet)? else { return Ok(()) };
         let before = std::mem::replace(&mut self.fleet, fleet);
+        self.prepare_ring();
         self.gauges.clear();
         if leads {
             self.clear_gauges(context.metrics, &before);

@@ -227,6 +227,9 @@ const KEYS: &[Key] = &[
     Key::new("max_sticky_keys", "a whole number from 1,000 to 16,000,000", |c, v| {
         put(&mut c.sticky.max_keys, count(v, 1000).filter(|&keys| keys <= 16_000_000))
     }),
+    Key::new("max_response_ids", "a whole number from 1,000 to 16,000,000", |c, v| {
+        put(&mut c.max_response_ids, count(v, 1000).filter(|&ids| ids <= 16_000_000).map(Some))
+    }),
     // Circuit breaker
     Key::new("cb_failure_threshold", POSITIVE, |c, v| put(&mut c.breaker.failure_threshold, count(v, 1))),
     Key::new("cb_success_threshold", POSITIVE, |c, v| put(&mut c.breaker.success_threshold, count(v, 1))),

@@ -21,7 +21,9 @@ use serde_json::{Map, Value};
 pub use error::ConfigError;
 pub use reports::{Reports, TOKEN_VARIABLE};
 pub use scope::Missing;
-pub use settings::{AssignmentMode, Breaker, CacheAware, CacheIndex, PrefixHash, ScoreParams, Sticky};
+pub use settings::{
+    AssignmentMode, Breaker, CacheAware, CacheIndex, DEFAULT_RESPONSE_IDS, PrefixHash, ScoreParams, Sticky,
+};
 pub use workers::{Leg, WorkerConfig, is_worker_url, spelled_address};
 
 use crate::report::Overload;
@@ -44,6 +46,9 @@ pub struct Config {
     pub prefix_hash: PrefixHash,
     /// Keys that stay with their workers.
     pub sticky: Sticky,
+    /// So many ids of responses are remembered at least, with the workers that hold them; see
+    /// [`DEFAULT_RESPONSE_IDS`]. Only a module that reads answers does it.
+    pub max_response_ids: Option<u32>,
     /// The expected-wait score as the operator tunes it, for `least_load` only: `cache_aware` uses the defaults.
     pub score: ScoreParams,
     /// What `power_of_two` compares.
@@ -179,6 +184,7 @@ impl Default for Config {
             prefix_hash: PrefixHash::default(),
             cache_boundaries: Vec::new(),
             sticky: Sticky::default(),
+            max_response_ids: None,
             score: ScoreParams::default(),
             load_metric: LoadMetric::ExpectedWait,
             bucket_adjust_secs: 5,

@@ -95,6 +95,9 @@ impl Default for Sticky {
     }
 }
 
+/// So many ids of responses are remembered where the configuration does not say.
+pub const DEFAULT_RESPONSE_IDS: u32 = 1 << 20;
+
 /// The settings of `prefix_hash`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PrefixHash {

@@ -1,6 +1,7 @@
 //! What is counted of an exchange, and under which labels.
 
-use super::{Http, SILENT_WORKER, WORKERS_FAULT};
+use super::Http;
+use super::verdict::{SILENT_WORKER, WORKERS_FAULT};
 use crate::balancer::{Asked, Balancer, FROM_WORKER, Told};
 use crate::breaker::Outcome;
 use crate::fleet::ConnectionMode;

@@ -6,19 +6,22 @@
 mod account;
 mod bodies;
 mod keys;
+mod responses;
+mod verdict;
 
 use std::rc::Rc;
 
 use crate::answer::{self, Answer};
-use crate::balancer::{Answered, Balancer, Context, FROM_WORKER, Ledger, Prompt, Ticket};
-use crate::breaker::{Outcome, status_of_grpc};
+use crate::balancer::{Answered, Balancer, Context, Ledger, Prompt, Ticket};
+use crate::breaker::Outcome;
 use crate::config::PolicyName;
-use crate::fleet::Worker;
 use crate::policy::{Keys, Needs};
-use crate::request::{Endpoint, Facts, Parsed, Target, endpoint};
+use crate::request::{Endpoint, Facts, Parsed, Target, endpoint, response_id};
 
-use self::account::{Account, Verdict};
+use self::account::Account;
 use self::keys::HeaderKeys;
+use self::responses::{Answer as Reading, Look};
+use self::verdict::{attempts, judge};
 
 pub use bodies::{Bodies, PATIENCE_MS};
 pub use keys::{KEY_HEADER, TARGET_HEADER};
@@ -137,6 +140,10 @@ pub struct Exchange {
     policy: Option<PolicyName>,
     account: Account,
     keys: HeaderKeys,
+    /// The id in the path of a request for a response.
+    response: Option<Box<[u8]>>,
+    /// The answer whose id is looked for.
+    reading: Option<Reading>,
     ticket: Option<Ticket>,
     /// It is ours but nobody could be chosen for it, so that Envoy chooses.
     unplaced: bool,
@@ -172,6 +179,9 @@ impl Exchange {
         }
         // An upgrade delivers no body: held, it would hang.
         if !self.endpoint.is_inference() || says(scene.http.request_header("upgrade")) {
+            if self.endpoint == Endpoint::ResponseById && scene.balancer.remembers_responses() {
+                self.response = response_id(&path).map(Into::into);
+            }
             self.endpoint = Endpoint::Other;
             let config = Rc::clone(scene.balancer.config());
             self.keys = HeaderKeys::read(scene.http, &config, Keys::default());
@@ -211,9 +221,15 @@ impl Exchange {
         // A worker that is named by its position is found without any key, among those of the model all the same.
         let aimed = self.keys.target != Target::Absent && !needs.prefix && !needs.head;
         let needs_rid = !aimed && scene.balancer.config().sticky.routing_key_override && self.endpoint.has_rid();
-        [(needs_rid, "routing_key_override"), (needs_text, "policy_needs_text"), (needs_model, "model_ambiguous")]
-            .into_iter()
-            .find_map(|(needed, reason)| needed.then_some(reason))
+        let refers = !aimed && self.endpoint == Endpoint::Responses && scene.balancer.remembers_responses();
+        [
+            (needs_rid, "routing_key_override"),
+            (needs_text, "policy_needs_text"),
+            (needs_model, "model_ambiguous"),
+            (refers, "previous_response_id"),
+        ]
+        .into_iter()
+        .find_map(|(needed, reason)| needed.then_some(reason))
     }
 
     /// A part of the request's body; `held` bytes of it are at hand. `ends` says that it is the last one.
@@ -297,13 +313,34 @@ impl Exchange {
         let answered = Answered { attempts, address: address.as_deref(), status, outcome };
         let worker = scene.balancer.answered(scene.context, ticket, answered, scene.ledger);
         let worker = worker.filter(|_| from_upstream).and_then(|worker| ticket.fleet().worker(worker));
+        let makes = self.endpoint == Endpoint::Responses && (200..300).contains(&status);
+        if makes && scene.balancer.remembers_responses() {
+            self.reading = worker.map(|worker| Reading::of(worker.hash));
+        }
         ResponseStep {
-            strip_error_code: from_upstream,
+            strip_error_code: from_upstream && scene.http.response_header(ERROR_CODE_HEADER).is_some(),
             worker_id: worker
                 .and_then(|worker| scene.balancer.worker_id(worker))
                 .map_or(WorkerId::Remove, WorkerId::Set),
             decision: ticket.decision().filter(|_| from_upstream).map(Into::into),
         }
+    }
+
+    /// A part of the response's body, of which [`Self::wants_answer`] is the first bytes. `ends` says that it is the last.
+    pub fn on_response_body(&mut self, scene: &mut Scene<'_, '_>, part: &[u8], ends: bool) {
+        let Some(reading) = &mut self.reading else { return };
+        match reading.take(part, ends) {
+            Look::Open => return,
+            Look::Id(id) => scene.balancer.remember_response(scene.context, &id, reading.worker()),
+            Look::Nothing => {}
+        }
+        self.reading = None;
+    }
+
+    /// How many bytes more of the response's body are looked at.
+    #[must_use]
+    pub fn wants_answer(&self) -> usize {
+        self.reading.as_ref().map_or(0, Reading::room)
     }
 
     /// The stream is over, for whatever reason.
@@ -356,8 +393,11 @@ impl Exchange {
         let rid = Some(&*facts.rid).filter(|_| is_override && !any_worker);
         let key = self.keys.key(rid, is_override);
         let counted = key.map(|key| scene.balancer.key_hash(key.key));
+        let named = || Some(facts.previous_response_id.as_bytes()).filter(|id| !id.is_empty() && !any_worker);
+        let response =
+            if scene.balancer.remembers_responses() { self.response.as_deref().or_else(named) } else { None };
         let prompt = if any_worker {
-            Prompt { any_worker, key: counted, ..Prompt::default() }
+            Prompt { any_worker, key: counted, response, ..Prompt::default() }
         } else {
             Prompt {
                 target: self.keys.target,
@@ -374,6 +414,7 @@ impl Exchange {
                 any_worker,
                 policy: self.policy,
                 key: counted,
+                response,
             }
         };
         self.account.decide(scene.balancer, prompt.model, facts);
@@ -425,61 +466,6 @@ fn route_policy(scene: &mut Scene<'_, '_>) -> Option<PolicyName> {
     let name = scene.http.property(&["xds", "route_metadata", "filter_metadata", "smg", "policy"])?;
     PolicyName::from_name(std::str::from_utf8(&name).ok()?)
 }
-
-/// What a status says of the worker that Envoy names as the last one tried, and whether that worker gave it.
-///
-/// Envoy's own answers are told apart by their details, whatever the status. The details need not be asked for where a
-/// host was tried and the status is a success: only to a gRPC client does Envoy call its own errors so, and then with a
-/// `grpc-status` beside it.
-fn judge(http: &mut dyn Http, status: u16, tried: bool, worker: Option<&Worker>) -> Verdict {
-    let says = |status| worker.map_or_else(|| Outcome::of_status(status), |worker| worker.outcome(status));
-    let grpc_status = (200..300).contains(&status).then(|| http.response_header("grpc-status")).flatten();
-    let grpc_status = grpc_status.filter(|code| !code.is_empty());
-    if tried && (200..300).contains(&status) && grpc_status.is_none() {
-        return Verdict { outcome: Some(says(status)), code: FROM_WORKER };
-    }
-    let details = http.property(&["response", "code_details"]).unwrap_or_default();
-    match details.as_slice() {
-        b"via_upstream" | b"" => {
-            let status = grpc_status.map_or(status, |code| status_of_grpc(&code));
-            Verdict { outcome: Some(says(status)), code: FROM_WORKER }
-        }
-        details => {
-            let outcome = is_workers_fault(details, status).then_some(Outcome::Failure);
-            Verdict { outcome, code: account::code(details) }
-        }
-    }
-}
-
-/// The attempts that Envoy has made, if it says.
-fn attempts(http: &mut dyn Http) -> Option<u64> {
-    let raw = http.property(&["upstream", "request_attempt_count"])?;
-    raw.first_chunk::<8>().map(|raw| u64::from_le_bytes(*raw))
-}
-
-/// Whether Envoy's own answer with these details tells of a worker that was not reached, broke off or took too long.
-fn is_workers_fault(details: &[u8], status: u16) -> bool {
-    // The cluster's connection limits; the worker was not asked.
-    if details.starts_with(b"upstream_reset_before_response_started{overflow") {
-        return false;
-    }
-    // Who has been idle: 504 where the request was complete, 408 where the client was still to send.
-    let silent = status == 504 && SILENT_WORKER.contains(&details);
-    silent || WORKERS_FAULT.iter().any(|prefix| details.starts_with(prefix))
-}
-
-/// Details that are a worker's fault whatever the status; some go on with a reason in braces.
-const WORKERS_FAULT: &[&[u8]] = &[
-    b"upstream_reset_before_response_started",
-    b"upstream_response_timeout",
-    b"upstream_per_try_timeout",
-    b"upstream_per_try_idle_timeout",
-    b"response_timeout",
-];
-
-/// Details of time limits that either side can run into. Without a route timeout, as LLM traffic needs it, the idle
-/// timeout is what ends a request to a worker that hangs.
-const SILENT_WORKER: &[&[u8]] = &[b"stream_idle_timeout", b"upstream_max_stream_duration_reached"];
 
 fn parse_status(raw: &[u8]) -> Option<u16> {
     std::str::from_utf8(raw).ok()?.parse().ok()

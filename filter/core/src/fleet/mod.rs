@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet};
 use crate::breaker::{Outcome, Statuses};
 use crate::config::{Breaker, Config};
 use crate::report::{Load, Overload};
-use crate::state::fleet::FleetState;
+use crate::state::fleet::{FleetState, url_hash};
 use crate::state::load::SlotId;
 use crate::state::named::Named;
 
@@ -148,7 +148,18 @@ impl Fleet {
         fleet.limited = fleet.workers.iter().any(|worker| !worker.limits.is_default());
         fleet.grpc = fleet.workers.iter().any(|worker| worker.mode == ConnectionMode::Grpc);
         fleet.build_pools(config, before);
+        // A ring that was wanted will be wanted again, and not while a request waits.
+        if let Some(before) = before
+            && let Some(ring) = before.any.ring.get()
+        {
+            let formerly = |url: &str| before.by_hash(url_hash(url));
+            fleet.any.ring = OnceCell::from(Ring::after(ring, fleet.numbered_urls(), formerly));
+        }
         fleet
+    }
+
+    fn numbered_urls(&self) -> impl Iterator<Item = (u16, &str)> {
+        (0..).zip(self.workers.iter().map(|worker| worker.url.as_str()))
     }
 
     fn add(&mut self, config: &Config, member: Member, address: String, id: SlotId) {
@@ -229,17 +240,20 @@ impl Fleet {
         self.by_hash.get(&hash).copied()
     }
 
-    /// The hash ring of `pool`, a pool of this fleet.
+    /// The hash ring of `pool`, a pool of this fleet. The first is made at once with [`Self::prepare_ring`], the later
+    /// ones with their fleets.
     #[must_use]
     pub fn ring<'a>(&'a self, pool: &'a Pool) -> &'a Ring {
-        let whole = || {
-            let urls = self.workers.iter().map(|worker| worker.url.as_str());
-            self.any.ring.get_or_init(|| Ring::new((0..).zip(urls)))
-        };
+        let whole = || self.any.ring.get_or_init(|| Ring::new(self.numbered_urls()));
         if std::ptr::eq(pool, &raw const self.any) {
             return whole();
         }
         pool.ring.get_or_init(|| whole().part(|worker| pool.workers.binary_search(&worker).is_ok()))
+    }
+
+    /// Makes the ring before a request asks for it.
+    pub fn prepare_ring(&self) {
+        let _ = self.ring(&self.any);
     }
 
     /// Labels that should name a policy and do not.

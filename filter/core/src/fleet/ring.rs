@@ -4,6 +4,8 @@
 //! place at or behind its own position, which is the same function of the key, and goes on to the next worker's place
 //! while a worker cannot be chosen. So a worker that comes or goes moves only its own keys.
 
+use std::collections::HashMap;
+
 /// Places of one worker.
 pub const PLACES: usize = 150;
 
@@ -35,6 +37,27 @@ impl Ring {
             }
         }
         places.sort_unstable();
+        Self { places }
+    }
+
+    /// The ring of these workers, with what `before` has of them: hashing is what a ring costs, 150 times for each worker.
+    /// `formerly` tells where a worker was in the fleet of `before`.
+    pub fn after<'a>(
+        before: &Self,
+        workers: impl Iterator<Item = (u16, &'a str)>,
+        formerly: impl Fn(&str) -> Option<u16>,
+    ) -> Self {
+        let (mut moved, mut new) = (HashMap::new(), Vec::new());
+        for (worker, url) in workers {
+            match formerly(url) {
+                Some(old) => drop(moved.insert(old, worker)),
+                None => new.push((worker, url)),
+            }
+        }
+        let mut places = Self::new(new.into_iter()).places;
+        places.extend(before.places.iter().filter_map(|(place, old)| Some((*place, *moved.get(old)?))));
+        // Two runs in order: that is a merge.
+        places.sort();
         Self { places }
     }
 
@@ -133,6 +156,24 @@ mod tests {
             moved += usize::from(after != before);
         }
         assert_eq!((counts, moved), ([3415, 3088, 3497], 2661));
+    }
+
+    #[test]
+    fn a_changed_fleet_has_the_ring_of_its_own() {
+        let urls: Vec<String> = (0..8).map(|number| format!("http://w{number}:8000")).collect();
+        let ring = |members: &[usize]| Ring::new((0..).zip(members.iter().map(|&member| urls[member].as_str())));
+        for (before, after) in [
+            (vec![0, 1, 2, 3], vec![0, 1, 2, 3]),
+            (vec![0, 1, 2, 3], vec![3, 1, 0]),
+            (vec![0, 1], vec![5, 0, 4, 1, 6]),
+            (vec![0, 1], vec![2, 3]),
+            (vec![], vec![2, 3]),
+            (vec![2, 3], vec![]),
+        ] {
+            let formerly = |url: &str| before.iter().position(|&member| urls[member] == url).map(|at| at as u16);
+            let members = (0..).zip(after.iter().map(|&member| urls[member].as_str()));
+            assert_eq!(Ring::after(&ring(&before), members, formerly), ring(&after), "{before:?} {after:?}");
+        }
     }
 
     #[test]

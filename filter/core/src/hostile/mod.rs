@@ -20,7 +20,7 @@ use crate::ingest;
 use crate::report::{Load, Snapshot};
 use crate::request::{
     Endpoint, Facts, MAX_HINT_IDS, MAX_RESPONSE_ID_BYTES, MAX_RID_BYTES, MAX_ROUTING_KEY_BYTES, Parsed, Target,
-    endpoint, implicit_key, manual_key, response_id, rid_key, routing_key, routing_tokens, strip_lineage,
+    answered_id, endpoint, implicit_key, manual_key, response_id, rid_key, routing_key, routing_tokens, strip_lineage,
     target_worker,
 };
 use crate::token::Token;
@@ -44,7 +44,7 @@ pub fn config(bytes: &[u8]) {
     }
 }
 
-/// A request's body: what was read of it is never more than there is, whole or cut.
+/// A request's body, and the beginning of an answer: what was read of it is never more than there is, whole or cut.
 pub fn body(bytes: &[u8]) {
     let mut facts = Facts::default();
     for endpoint in Endpoint::WITH_PROMPT {
@@ -58,6 +58,8 @@ pub fn body(bytes: &[u8]) {
             assert!(facts.previous_response_id.len() <= MAX_RESPONSE_ID_BYTES, "an id too long");
         }
     }
+    let id = answered_id(bytes).unwrap_or_else(|| "none".to_owned());
+    assert!((1..=MAX_RESPONSE_ID_BYTES).contains(&id.len()), "an id that is none");
 }
 
 /// What a request says in its head: method, path, token ids and routing key.

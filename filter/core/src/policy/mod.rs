@@ -110,6 +110,8 @@ pub enum Family {
     ConsistentHashing,
     /// `manual` and the routing-key override.
     Manual,
+    /// Requests that refer to a response, under any policy.
+    Responses,
 }
 
 impl Family {
@@ -121,6 +123,7 @@ impl Family {
             Self::PrefixHash => "smg_prefix_hash_policy_branch_total",
             Self::ConsistentHashing => "smg_consistent_hashing_policy_branch_total",
             Self::Manual => "smg_manual_policy_branch_total",
+            Self::Responses => "smg_response_lookup_total",
         }
     }
 }
@@ -168,6 +171,12 @@ pub enum Branch {
     CapRespill,
     /// There is no key.
     NoRoutingId,
+    /// The worker that holds the response which the request refers to.
+    ResponseHeld,
+    /// That worker may not be chosen.
+    ResponseOut,
+    /// Nobody is remembered to hold it.
+    ResponseUnknown,
     /// Nobody may be chosen.
     NoHealthyWorkers(Family),
 }
@@ -197,6 +206,9 @@ impl Branch {
             Self::Vacant => "vacant",
             Self::CapRespill => "cap_respill",
             Self::NoRoutingId => "no_routing_id",
+            Self::ResponseHeld => "response_held",
+            Self::ResponseOut => "response_out",
+            Self::ResponseUnknown => "response_unknown",
             Self::NoHealthyWorkers(_) => "no_healthy_workers",
         }
     }
@@ -237,6 +249,7 @@ impl Branch {
             Self::OccupiedHit | Self::OccupiedMiss | Self::Vacant | Self::CapRespill | Self::NoRoutingId => {
                 Family::Manual
             }
+            Self::ResponseHeld | Self::ResponseOut | Self::ResponseUnknown => Family::Responses,
             Self::NoHealthyWorkers(family) => family,
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! Nothing here fails: what cannot be read is a fact that is missing, and the request is routed without it.
 
+mod answered;
 mod body;
 mod cut;
 mod endpoint;
@@ -18,6 +19,7 @@ mod text;
 #[cfg(test)]
 mod tests;
 
+pub use answered::answered_id;
 pub use endpoint::{Endpoint, MAX_RESPONSE_ID_BYTES, endpoint, response_id};
 pub use hint::{MAX_HINT_BYTES, MAX_HINT_IDS, routing_tokens};
 pub use keys::{

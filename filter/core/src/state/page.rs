@@ -126,8 +126,9 @@ impl Page {
     #[must_use]
     pub fn find(&self, tag: u64) -> Option<usize> {
         let entries = self.bytes.get(HEADER_BYTES..)?;
-        let wanted = tag.to_le_bytes();
-        entries.chunks_exact(self.entry_bytes).position(|entry| entry.starts_with(&wanted))
+        // As numbers: comparing slices is a call for each.
+        let is_wanted = |entry: &[u8]| entry.first_chunk().is_some_and(|raw| u64::from_le_bytes(*raw) == tag);
+        entries.chunks_exact(self.entry_bytes).position(is_wanted)
     }
 
     /// The entry with `tag`, made if need be, and freshly stamped. A new one's payload is zeros.

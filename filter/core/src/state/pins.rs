@@ -1,4 +1,5 @@
-//! Which worker a routing key belongs to: the memory of `manual` and of the routing-key override.
+//! Which worker a routing key belongs to: the memory of `manual` and of the routing-key override; and, in a table of its
+//! own, which worker holds a response.
 //!
 //! SMG keeps an unbounded map. Here keys are entries of a [`PageTable`]: when a page is full the least recently used of
 //! its keys makes room. The table has two thirds more room than keys are wanted, so that with all of them there one in
@@ -27,6 +28,8 @@ pub struct PinTable {
 pub struct Pinned {
     page: Page,
     tag: u64,
+    /// Where on the page it stands, if it is known: a page is searched once.
+    entry: Option<usize>,
 }
 
 /// What a sweep of one page has found.
@@ -42,9 +45,19 @@ impl PinTable {
     /// A table for `keys` keys of `instance`.
     #[must_use]
     pub fn new(instance: &str, keys: u32) -> Self {
+        Self::named('q', instance, keys)
+    }
+
+    /// A table for the ids of so many responses.
+    #[must_use]
+    pub fn of_responses(instance: &str, ids: u32) -> Self {
+        Self::named('e', instance, ids)
+    }
+
+    fn named(kind: char, instance: &str, keys: u32) -> Self {
         let pages = (u64::from(keys) * 5 / 3).div_ceil(u64::from(ENTRIES_PER_PAGE));
         let pages = u32::try_from(pages).unwrap_or(u32::MAX);
-        Self { table: PageTable::new('q', instance, pages, ENTRIES_PER_PAGE as usize, PAYLOAD_BYTES) }
+        Self { table: PageTable::new(kind, instance, pages, ENTRIES_PER_PAGE as usize, PAYLOAD_BYTES) }
     }
 
     /// Names `key` of `scope` (the model, or nothing) for all threads; `seed` is the process's own, so that nobody
@@ -65,7 +78,9 @@ impl PinTable {
     /// # Errors
     /// When the store cannot answer.
     pub fn read(&self, store: &mut dyn Store, tag: u64) -> Result<Pinned, StoreError> {
-        Ok(Pinned { page: self.table.read(store, self.table.page_of(tag))?, tag })
+        let page = self.table.read(store, self.table.page_of(tag))?;
+        let entry = page.find(tag);
+        Ok(Pinned { page, tag, entry })
     }
 
     /// Stores what `pinned` has been told if nobody has written its page since.
@@ -116,19 +131,20 @@ impl Pinned {
     /// The workers that the key remembers; none if it is new.
     #[must_use]
     pub fn pins(&self) -> Option<Pins> {
-        let payload = self.page.payload(self.page.find(self.tag)?);
+        let payload = self.page.payload(self.entry?);
         Some(Pins([read_u64(payload, 0), read_u64(payload, 8)]))
     }
 
     /// When the key was last used, in Unix seconds, to within what [`Pinned::set`] was told.
     #[must_use]
     pub fn used_secs(&self) -> Option<u32> {
-        self.page.find(self.tag).map(|entry| read_u32(self.page.payload(entry), 16))
+        self.entry.map(|entry| read_u32(self.page.payload(entry), 16))
     }
 
     /// Notes that the key is used now and remembers `pins`.
     pub fn set(&mut self, pins: Pins, now_secs: u32) {
         let (entry, _) = self.page.find_or_insert(self.tag);
+        self.entry = Some(entry);
         let Pins([first, second]) = pins;
         let payload = self.page.payload_mut(entry);
         write(payload, 0, first.to_le_bytes());

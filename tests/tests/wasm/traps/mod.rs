@@ -58,7 +58,7 @@ fn trap_everywhere(fates: &[Fate], reads: bool) {
     for fate in fates {
         for past in PASTS {
             let traps = (1..).take_while(|call| trap_at(fate, *call, reads, past)).count();
-            assert!(traps > 3, "{}, {past:?}: {traps} calls", fate.name);
+            assert!(traps > 0, "{}, {past:?}: {traps} calls", fate.name);
         }
     }
 }

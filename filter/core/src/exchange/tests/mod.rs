@@ -5,6 +5,7 @@ mod heads;
 mod keys;
 mod metrics;
 mod partitions;
+mod response_ids;
 mod responses;
 mod scope;
 mod starved;

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::super::{
-    Endpoint, Facts, Parsed, Target, endpoint, manual_key, response_id, rid_key, routing_key, routing_tokens,
-    strip_lineage, target_worker,
+    Endpoint, Facts, Parsed, Target, answered_id, endpoint, manual_key, response_id, rid_key, routing_key,
+    routing_tokens, strip_lineage, target_worker,
 };
 use super::{read, read_cut};
 
@@ -230,7 +230,7 @@ fn check_never_traps(bytes: &[u8], complete: bool) {
         assert!(facts.text.len() as u64 <= facts.text_bytes);
         assert!(!complete || facts.end != Parsed::Cut);
     }
-    let _ = (endpoint(bytes, bytes), response_id(bytes));
+    let _ = (endpoint(bytes, bytes), response_id(bytes), answered_id(bytes));
     routing_tokens(bytes, &mut facts.tokens);
     let _ = (routing_key(bytes), manual_key(bytes), target_worker(bytes));
     let _ = rid_key(&String::from_utf8_lossy(bytes));
