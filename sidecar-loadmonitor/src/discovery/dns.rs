@@ -1,6 +1,6 @@
 //! Workers behind a DNS name: each of its addresses is one.
 
-use std::{io, net::SocketAddr, str::FromStr, time::Duration};
+use std::{collections::BTreeMap, io, net::SocketAddr, str::FromStr, time::Duration};
 
 use futures_util::{StreamExt, stream::BoxStream};
 use tokio::{
@@ -14,6 +14,10 @@ use crate::spec::WorkerSpec;
 
 /// A name server may take so long.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Servers that answer with some of the addresses each time are told by an address that returns within so many answers.
+/// From then on an address stays until it has been missing from so many in a row.
+const ANSWERS: u32 = 12;
 
 /// A name whose addresses are workers, such as that of a headless service.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,12 +53,13 @@ pub(crate) struct Dns {
     name: DnsName,
     scheme: &'static str,
     every: Duration,
+    seen: Seen,
 }
 
 impl Dns {
     /// The workers behind `name`, which speak `scheme`.
     pub(crate) const fn new(name: DnsName, scheme: &'static str, every: Duration) -> Self {
-        Self { name, scheme, every }
+        Self { name, scheme, every, seen: Seen::new() }
     }
 }
 
@@ -79,26 +84,51 @@ impl Look for Dns {
             Ok(answer) => answer.map(Iterator::collect),
             Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time")),
         };
-        workers(&self.name.leg, self.scheme, answer).map(Some)
+        let all = self.seen.with(addresses(answer)?);
+        all.into_iter().map(|address| worker(&self.name.leg, self.scheme, address)).collect::<Result<_, _>>().map(Some)
     }
 }
 
-/// The workers at the addresses of an answer. An engine with two addresses is one worker, so only one family counts.
-fn workers(leg: &str, scheme: &str, answer: io::Result<Vec<SocketAddr>>) -> Result<Vec<Found>, String> {
+/// The addresses of earlier answers.
+#[derive(Debug)]
+struct Seen {
+    /// From how many answers in a row each has been missing.
+    missing: BTreeMap<SocketAddr, u32>,
+    /// For so many answers yet they are taken for parts of what there is.
+    parts: u32,
+}
+
+impl Seen {
+    const fn new() -> Self {
+        Self { missing: BTreeMap::new(), parts: 0 }
+    }
+
+    /// All that is there, by this answer and, if answers are parts, by the last ones.
+    fn with(&mut self, answer: Vec<SocketAddr>) -> Vec<SocketAddr> {
+        self.parts = self.parts.saturating_sub(1);
+        self.missing.values_mut().for_each(|answers| *answers += 1);
+        for address in answer {
+            if self.missing.insert(address, 0).is_some_and(|answers| answers > 1) {
+                self.parts = ANSWERS;
+            }
+        }
+        self.missing.retain(|_, answers| *answers < ANSWERS);
+        let stays = |answers: u32| answers == 0 || self.parts > 0;
+        self.missing.iter().filter(|(_, answers)| stays(**answers)).map(|(address, _)| *address).collect()
+    }
+}
+
+/// The addresses of an answer. An engine with two addresses is one worker, so only one family counts.
+fn addresses(answer: io::Result<Vec<SocketAddr>>) -> Result<Vec<SocketAddr>, String> {
     let addresses = answer.map_err(|error| format!("does not resolve: {error}"))?;
     let four: Vec<_> = addresses.iter().filter(|address| address.is_ipv4()).copied().collect();
-    let mut addresses = if four.is_empty() { addresses } else { four };
-    if addresses.is_empty() {
-        return Err("has no address".to_owned());
-    }
-    addresses.sort_unstable();
-    addresses.dedup();
-    let spec = |address: SocketAddr| WorkerSpec {
-        url: format!("{scheme}://{address}"),
-        leg: leg.to_owned(),
-        ..WorkerSpec::default()
-    };
-    addresses.into_iter().map(|address| Found::new(spec(address), None)).collect()
+    let addresses = if four.is_empty() { addresses } else { four };
+    if addresses.is_empty() { Err("has no address".to_owned()) } else { Ok(addresses) }
+}
+
+fn worker(leg: &str, scheme: &str, address: SocketAddr) -> Result<Found, String> {
+    let spec = WorkerSpec { url: format!("{scheme}://{address}"), leg: leg.to_owned(), ..WorkerSpec::default() };
+    Found::new(spec, None)
 }
 
 #[cfg(test)]
@@ -123,22 +153,39 @@ mod tests {
         }
     }
 
+    fn all(addresses: &[&str]) -> Vec<SocketAddr> {
+        addresses.iter().map(|address| address.parse().unwrap()).collect()
+    }
+
     #[test]
     fn every_address_of_one_family_is_a_worker() {
-        let all = |addresses: &[&str]| addresses.iter().map(|address| address.parse().unwrap()).collect::<Vec<_>>();
-        let urls = |addresses: &[&str]| -> Vec<String> {
-            let found = workers("decode", "http", Ok(all(addresses))).unwrap();
-            assert!(found.iter().all(|found| found.spec.leg == "decode"));
-            found.iter().map(|found| found.worker.url().to_owned()).collect()
-        };
         let both = ["[fd00::1]:8000", "10.0.0.2:8000", "10.0.0.1:8000", "10.0.0.2:8000"];
-        assert_eq!(urls(&both), ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]);
-        assert_eq!(urls(&both[..1]), ["http://[fd00::1]:8000"]);
+        let seen = |answer| Seen::new().with(addresses(Ok(answer)).unwrap());
+        assert_eq!(seen(all(&both)), all(&["10.0.0.1:8000", "10.0.0.2:8000"]));
+        assert_eq!(seen(all(&both[..1])), all(&both[..1]));
+        let found = worker("decode", "http", all(&both)[0]).unwrap();
+        assert_eq!((found.worker.url(), found.spec.leg.as_str()), ("http://[fd00::1]:8000", "decode"));
+    }
+
+    #[test]
+    fn who_is_missing_has_left_unless_answers_are_parts() {
+        let (a, b, c) = ("10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80");
+        let mut seen = Seen::new();
+        assert_eq!(seen.with(all(&[a, b, c])), all(&[a, b, c]));
+        assert_eq!(seen.with(all(&[a, b])), all(&[a, b]), "it leaves at once");
+        assert_eq!(seen.with(all(&[a, c])), all(&[a, b, c]), "it is back: answers are parts");
+        for part in [[a, b], [b, c], [c, a]].iter().cycle().take(30) {
+            assert_eq!(seen.with(all(part)), all(&[a, b, c]));
+        }
+        let others = (0..ANSWERS).filter(|_| seen.with(all(&[a, c])).len() == 3).count();
+        assert!((10..12).contains(&others), "{others}: it leaves after a minute at the usual pace");
+        assert_eq!(seen.with(all(&[a])), all(&[a]), "answers are whole again");
+        assert_eq!(seen.missing.len(), 2, "the others are forgotten");
     }
 
     #[test]
     fn no_answer_and_an_empty_one_name_nobody_anew() {
-        assert!(workers("", "http", Ok(Vec::new())).unwrap_err().contains("no address"));
-        assert!(workers("", "http", Err(io::Error::other("SERVFAIL"))).unwrap_err().contains("SERVFAIL"));
+        assert!(addresses(Ok(Vec::new())).unwrap_err().contains("no address"));
+        assert!(addresses(Err(io::Error::other("SERVFAIL"))).unwrap_err().contains("SERVFAIL"));
     }
 }
