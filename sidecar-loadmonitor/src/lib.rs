@@ -15,6 +15,7 @@
 
 mod args;
 mod backoff;
+mod bounded;
 mod check;
 mod config;
 mod discovery;

@@ -21,10 +21,12 @@ use serde::Deserialize;
 use subtle::ConstantTimeEq;
 use tokio::{net::TcpListener, sync::Semaphore, time::timeout};
 
-use crate::{config::ApiKey, metrics, push::Envoy, registry::Registry};
+use crate::{bounded::Bounded, config::ApiKey, metrics, push::Envoy, registry::Registry};
 
 /// So many readers may wait for news at the same time; more are turned away.
 const MAX_WAITING: usize = 1024;
+/// So many connections may be open, those of [`MAX_WAITING`] among them; the next one waits until one is closed.
+const MAX_CONNECTIONS: usize = MAX_WAITING + 256;
 /// Nobody waits longer than this for news, in milliseconds.
 const MAX_WAIT_MS: u64 = 60_000;
 /// A sidecar that does not get to know everything is ready all the same after so long a time.
@@ -79,7 +81,8 @@ pub(crate) async fn serve(listener: TcpListener, face: Arc<Face>) {
         .route("/workers", get(workers))
         .route("/drain", post(drain))
         .layer(from_fn_with_state(Arc::clone(&face), authorize));
-    if let Err(error) = axum::serve(listener, open.merge(guarded).with_state(face)).await {
+    if let Err(error) = axum::serve(Bounded::new(listener, MAX_CONNECTIONS), open.merge(guarded).with_state(face)).await
+    {
         tracing::error!(%error, "serves no longer");
     }
 }
