@@ -148,11 +148,22 @@ async fn look(engine: &Engine, path: &str, timeout: Duration) -> (String, bool) 
             for rank in ranks.iter().filter(|_| ranks.len() > 1) {
                 line(&format!("  rank {}", rank.dp_rank), &Shown(&rank.load));
             }
-            let wait = score::of_report(&ScoreParams::default(), together);
+            let params = ScoreParams::default();
+            let wait = score::of_report(&params, together);
             line(
                 "score",
                 &format_args!("{wait:.4} s, the expected wait by the defaults of least_load and cache_aware"),
             );
+            // The line above has 0 for what the engine does not tell.
+            if together.queued_tokens == 0.0 && together.waiting > 0.0 {
+                line(
+                    "",
+                    &format_args!("at {} tokens for each that waits, as it tells none", params.mean_prefill_tokens),
+                );
+            }
+            if together.throughput == 0.0 {
+                line("", &format_args!("at {} tokens/s, as it tells no rate", params.default_throughput));
+            }
         }
         None => line("load", &"unknown: the filter goes by its own count of requests in flight"),
     }

@@ -123,6 +123,10 @@ impl Grpc {
             Reading::Unknown(_) if service == Service::Vllm && self.counts.load(Ordering::Relaxed) => {
                 return Reading::Load(Load::default(), vec![RankLoad::default()]);
             }
+            Reading::Unknown(_) if service == Service::Vllm => {
+                let why = "has only zeros: the engine has had nothing to do yet, or keeps no statistics";
+                return Reading::Unknown(why.into());
+            }
             _ => {}
         }
         reading

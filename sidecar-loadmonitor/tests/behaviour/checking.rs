@@ -2,7 +2,7 @@
 
 use testbed::fake_engine::{EngineOptions, FakeEngine, Runtime};
 
-use crate::fakes::{binary, dead_port};
+use crate::fakes::{self, Route, binary, dead_port, vllm};
 
 async fn check(arguments: &[&str]) -> (Option<i32>, String) {
     let output = binary(&[&["check"], arguments].concat()).output().await.unwrap();
@@ -42,6 +42,7 @@ async fn all_that_an_engine_tells_is_printed_with_its_score() {
             "load      0 running, 0 waiting, 0 queued tokens, 0 of the KV memory, 0 tokens/s",
             "rank 1  0 running, 0 waiting, 0 queued tokens, 0 of the KV memory, 0 tokens/s",
             "score     0.0000 s, the expected wait by the defaults of least_load and cache_aware",
+            "at 2000 tokens/s, as it tells no rate",
         ],
     );
 }
@@ -61,6 +62,29 @@ async fn what_is_not_known_is_said_to_be_unknown() {
             "GetLoads  is not implemented by trtllm.TrtllmService",
             "load      unknown: the filter goes by its own count of requests in flight",
             "health    not ready: cannot be reached: Connection refused (os error 111)",
+        ],
+    );
+}
+
+#[tokio::test]
+async fn a_vllm_that_has_done_nothing_yet_may_as_well_keep_no_statistics() {
+    let engine = engine(Runtime::VllmGrpc);
+    let (code, text) = check(&[&format!("grpc://{}", engine.address())]).await;
+    assert_eq!(code, Some(1), "{text}");
+    says(&text, &["GetLoads  has only zeros: the engine has had nothing to do yet, or keeps no statistics"]);
+}
+
+#[tokio::test]
+async fn what_stands_in_for_numbers_that_are_not_told_is_said() {
+    let vllm = fakes::engine(&Route::new(404, ""), &Route::new(200, vllm(3))).await;
+    let (code, text) = check(&[&format!("http://{vllm}")]).await;
+    assert_eq!(code, Some(0), "{text}");
+    says(
+        &text,
+        &[
+            "load      0 running, 3 waiting, 0 queued tokens, 0.5 of the KV memory, 0 tokens/s",
+            "at 1024 tokens for each that waits, as it tells none",
+            "at 2000 tokens/s, as it tells no rate",
         ],
     );
 }

@@ -28,7 +28,8 @@ impl Load {
     /// KV usage is at most 1, counts fit 32 bits.
     #[must_use]
     pub fn sanitized(self) -> Self {
-        let clean = |value: f64, most: f64| if value.is_finite() { value.clamp(0.0, most) } else { 0.0 };
+        // The sum of nothing is -0, which would be shown: + 0 makes it 0.
+        let clean = |value: f64, most: f64| if value.is_finite() { value.clamp(0.0, most) + 0.0 } else { 0.0 };
         let most = f64::from(u32::MAX);
         Self {
             queued_tokens: clean(self.queued_tokens, most),
@@ -96,6 +97,7 @@ mod tests {
         let expected =
             Load { queued_tokens: 0.0, waiting: 0.0, running: f64::from(u32::MAX), kv_usage: 1.0, throughput: 0.0 };
         assert_eq!(load.sanitized(), expected);
+        assert!(Load { waiting: -0.0, ..Load::default() }.sanitized().waiting.is_sign_positive());
     }
 
     #[test]
