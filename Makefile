@@ -16,7 +16,8 @@ help:
 	@echo "make simulate    the same in virtual time, RUNS=20 times over WORKLOADS=1 workloads, without Envoy"
 	@echo "make chaos       SEED=1 N=10000 requests of all fates while engines, VMs and configurations come and go"
 	@echo "make soak        N=1000000 SEED=1 interleavings of up to eight VMs over one store; or whether memory stops"
-	@echo "                 growing: TREE=8MiB N=200000 (prompts), KEYS=1000000 (routing keys)"
+	@echo "                 growing: TREE=8MiB N=200000 (prompts), KEYS=1000000 (routing keys), PINS=1000000 (keys that"
+	@echo "                 manual gives a worker, MAX_STICKY_KEYS=1048576)"
 	@echo "make fuzz        fuzz every parser; TARGET=config (a file of fuzz/targets), SECONDS=60"
 	@echo "make bench       what the filter costs: CPU time per request beside Envoy alone (some 10 minutes);"
 	@echo "                 PEER=smg,extproc adds SMG and an idle ext_proc picker; for short runs also ROUNDS, POLICIES,"
@@ -74,7 +75,7 @@ simulate: bins
 chaos: setup wasm bins
 	@exec $(TARGET_DIR)/debug/chaos
 
-ifneq ($(strip $(TREE)$(KEYS)),)
+ifneq ($(strip $(TREE)$(KEYS)$(PINS)),)
 soak: setup wasm bins
 	@exec $(TARGET_DIR)/debug/soak-memory
 else

@@ -1,4 +1,4 @@
-//! `make soak TREE=8MiB` and `make soak KEYS=1000000`: that Envoy's memory stops growing.
+//! `make soak TREE=8MiB`, `make soak KEYS=1000000` and `make soak PINS=1000000`: that Envoy's memory stops growing.
 
 use std::process::ExitCode;
 
@@ -7,7 +7,7 @@ use testbed::soak::{Soak, run};
 
 #[derive(Parser)]
 #[command(
-    about = "Sends requests that are all different through Envoy and measures its memory; without a choice both soaks"
+    about = "Sends requests that are all different through Envoy and measures its memory; without a choice all soaks"
 )]
 struct Arguments {
     /// Different prompts, with a prefix tree of so many bytes: a number, also with KiB, MiB or GiB.
@@ -18,6 +18,14 @@ struct Arguments {
     #[arg(long, env = "KEYS", value_parser = clap::value_parser!(u32).range(4..))]
     keys: Option<u32>,
 
+    /// So many different routing keys under the policy `manual`, which remembers them.
+    #[arg(long, env = "PINS", conflicts_with_all = ["tree", "keys"], value_parser = clap::value_parser!(u32).range(4..))]
+    pins: Option<u32>,
+
+    /// How many keys `manual` shall remember.
+    #[arg(long, env = "MAX_STICKY_KEYS", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1000..))]
+    max_sticky_keys: u32,
+
     /// How many prompts.
     #[arg(long, env = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u32).range(4..))]
     n: u32,
@@ -27,9 +35,12 @@ impl Arguments {
     fn soaks(&self) -> Vec<Soak> {
         let tree = |bytes| Soak::Tree { bytes, requests: self.n as usize };
         let keys = |requests: u32| Soak::Keys { requests: requests as usize };
-        match (self.tree, self.keys) {
-            (None, None) => vec![tree(8 << 20), keys(1_000_000)],
-            (bytes, requests) => bytes.map(tree).into_iter().chain(requests.map(keys)).collect(),
+        let pins = |requests: u32| Soak::Pins { most: self.max_sticky_keys, requests: requests as usize };
+        match (self.tree, self.keys, self.pins) {
+            (None, None, None) => vec![tree(8 << 20), keys(1_000_000), pins(1_000_000)],
+            (bytes, counted, pinned) => {
+                bytes.map(tree).into_iter().chain(counted.map(keys)).chain(pinned.map(pins)).collect()
+            }
         }
     }
 }

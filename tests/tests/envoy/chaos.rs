@@ -22,7 +22,13 @@ async fn nothing_is_left_counted_and_no_retry_missed_when_all_goes_wrong_at_once
 
 #[tokio::test]
 async fn the_tree_and_the_keys_stay_within_their_bounds() {
-    for soak in [Soak::Tree { bytes: 1 << 20, requests: 6000 }, Soak::Keys { requests: 6000 }] {
+    for soak in [
+        Soak::Tree { bytes: 1 << 20, requests: 6000 },
+        Soak::Keys { requests: 6000 },
+        // Three and a half keys for each place, some 110 to a page of 32.
+        Soak::Pins { most: 1000, requests: 6000 },
+        Soak::Pins { most: 6000, requests: 3000 },
+    ] {
         let report = soak::run(soak).await.unwrap();
         assert!(report.broken().is_empty(), "{:?}\n{report}", report.broken());
     }

@@ -3,15 +3,18 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bytes::Bytes;
+use http::Request;
+use http_body_util::Full;
 use serde_json::{Value, json};
 use testbed::envoy::{Connection, Envoy, EnvoyOptions, eventually};
 use tokio::task::JoinSet;
 
 use crate::gate::Gate;
-use crate::support::{CHAT, SOON, chat, counts_become, no_vm_was_lost};
+use crate::support::{CHAT, SOON, chat, counts_become, no_vm_was_lost, post};
 
 /// A sidecar as the ingest listener sees it.
-struct Reporter<'a> {
+pub struct Reporter<'a> {
     envoy: &'a Envoy,
     client: reqwest::Client,
     sequence: AtomicUsize,
@@ -19,12 +22,12 @@ struct Reporter<'a> {
 }
 
 impl<'a> Reporter<'a> {
-    fn new(envoy: &'a Envoy) -> Self {
+    pub fn new(envoy: &'a Envoy) -> Self {
         Self { envoy, client: reqwest::Client::new(), sequence: AtomicUsize::new(0), taken: AtomicUsize::new(0) }
     }
 
     /// Says who there is, and waits until it has been taken.
-    async fn says(&self, workers: &[Value]) {
+    pub async fn says(&self, workers: &[Value]) {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
         let snapshot = json!({
             "version": 2, "reporter": "test", "epoch": 1, "sequence": sequence, "interval_ms": 600_000, "scope": "full",
@@ -41,15 +44,15 @@ impl<'a> Reporter<'a> {
 }
 
 /// What is said of a worker: it is `name`, reached at `gate`, and ready.
-fn worker(name: usize, gate: &Gate) -> Value {
+pub fn worker(name: usize, gate: &Gate) -> Value {
     json!({ "url": url(name), "address": gate.address().to_string(), "health": "ready" })
 }
 
-fn url(name: usize) -> String {
+pub fn url(name: usize) -> String {
     format!("http://engine-{name}.test:8000")
 }
 
-async fn gates<const N: usize>() -> [Gate; N] {
+pub async fn gates<const N: usize>() -> [Gate; N] {
     let mut gates = Vec::new();
     for _ in 0..N {
         gates.push(Gate::start().await);
@@ -58,7 +61,7 @@ async fn gates<const N: usize>() -> [Gate; N] {
 }
 
 /// An Envoy that knows all gates as hosts, and whose filter is told of no worker.
-async fn envoy_of(gates: &[Gate], mut plugin: Value) -> Envoy {
+pub async fn envoy_of(gates: &[Gate], mut plugin: Value) -> Envoy {
     plugin["workers"] = Value::Null;
     let options =
         EnvoyOptions { plugin, exact_balance: true, ..EnvoyOptions::with_workers(gates.iter().map(Gate::address)) };
@@ -66,7 +69,7 @@ async fn envoy_of(gates: &[Gate], mut plugin: Value) -> Envoy {
 }
 
 /// Clients under way, and what was no answer of an engine.
-struct Load {
+pub struct Load {
     clients: JoinSet<Vec<String>>,
     sent: Arc<AtomicUsize>,
     /// So many requests are sent in all, or more.
@@ -75,6 +78,13 @@ struct Load {
 
 impl Load {
     fn start(envoy: &Envoy) -> Self {
+        Self::start_with(envoy, |client, _| {
+            post(chat("m", &format!("Client {client} has a conversation of its own. ").repeat(20)), &[])
+        })
+    }
+
+    /// Clients whose requests are made of the client's number and the request's.
+    pub fn start_with(envoy: &Envoy, request: fn(usize, usize) -> Request<Full<Bytes>>) -> Self {
         let (sent, total) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(usize::MAX)));
         let mut clients = JoinSet::new();
         for number in 0..6 {
@@ -82,9 +92,12 @@ impl Load {
             clients.spawn(async move {
                 let mut failures = Vec::new();
                 let mut connection = Connection::open(address).await.unwrap();
-                while sent.fetch_add(1, Ordering::Relaxed) < total.load(Ordering::Relaxed) {
-                    let text = format!("Client {number} has a conversation of its own. ").repeat(20);
-                    match connection.post(CHAT, chat("m", &text)).await {
+                loop {
+                    let sent = sent.fetch_add(1, Ordering::Relaxed);
+                    if sent >= total.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    match connection.send(request(number, sent)).await {
                         Ok(reply) if reply.status == 200 => {}
                         Ok(reply) => failures.push(format!("{}: {}", reply.status, reply.text())),
                         Err(error) => {
@@ -100,22 +113,22 @@ impl Load {
     }
 
     /// Lets the clients end once `total` requests are sent. What has failed.
-    async fn stop_at(self, total: usize) -> Vec<String> {
+    pub async fn stop_at(self, total: usize) -> Vec<String> {
         self.total.store(total, Ordering::Relaxed);
         self.clients.join_all().await.into_iter().flatten().collect()
     }
 
-    fn sent(&self) -> usize {
+    pub fn sent(&self) -> usize {
         self.sent.load(Ordering::Relaxed)
     }
 
-    async fn reaches(&self, number: usize) {
+    pub async fn reaches(&self, number: usize) {
         eventually(SOON, &format!("{number} requests are sent"), async || self.sent() >= number).await;
     }
 }
 
 /// Waits until every thread knows of workers.
-async fn all_know(envoy: &Envoy) {
+pub async fn all_know(envoy: &Envoy) {
     eventually(SOON, "every thread knows the fleet", async || {
         let mut all = true;
         for _ in 0..8 {
@@ -134,7 +147,7 @@ async fn served(gates: &[&Gate], what: &str) {
 }
 
 /// Waits until 40 requests in a row have passed the gate by. How many it has been sent.
-async fn left_alone(gate: &Gate, load: &Load, what: &str) -> usize {
+pub async fn left_alone(gate: &Gate, load: &Load, what: &str) -> usize {
     let (mut arrived, mut since) = (gate.arrived(), load.sent());
     eventually(SOON, what, async || {
         if gate.arrived() != arrived {

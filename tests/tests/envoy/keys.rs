@@ -119,6 +119,37 @@ async fn manual_gives_500_new_keys_of_8_simultaneous_requests_one_worker_each() 
     counts_become(&envoy, 0, "at the end").await;
 }
 
+/// 4,162 keys for 53 pages of 32: a key in use stays, one that is not makes room, and no more are remembered than there is
+/// room for.
+#[tokio::test]
+async fn keys_that_share_full_pages_make_room_for_each_other() {
+    let (_gates, envoy) = start(3, json!({ "policy": "manual", "max_sticky_keys": 1000 })).await;
+    let mut threads = envoy.connection_per_thread().await;
+    let busy = worker(&ask(&mut threads[0], "?", &[(KEY, "busy")]).await);
+    ask(&mut threads[0], "?", &[(KEY, "idle")]).await;
+    for round in 0..80 {
+        // One for each page, on the average.
+        join_all(threads.iter_mut().enumerate().map(async |(number, thread)| {
+            for key in 0..13 {
+                ask(thread, "?", &[(KEY, &format!("passer-by {round} {number} {key}"))]).await;
+            }
+        }))
+        .await;
+        let thread = &mut threads[round % 4];
+        assert_eq!(worker(&ask(thread, "?", &[(KEY, "busy")]).await), busy, "round {round}");
+    }
+    let counted = branches(&envoy, "manual", 4242.0).await;
+    assert_eq!((counted.get("vacant"), counted.get("occupied_hit")), (Some(&4162.0), Some(&80.0)));
+    ask(&mut threads[0], "?", &[(KEY, "idle")]).await;
+    assert_eq!(branches(&envoy, "manual", 4243.0).await.get("vacant"), Some(&4163.0), "it was forgotten");
+    eventually(SOON, "as many keys are remembered as there is room for", async || {
+        envoy.metrics().await.sum("smg_manual_policy_cache_entries", &[]) == 1696.0
+    })
+    .await;
+    counts_become(&envoy, 0, "at the end").await;
+    no_vm_was_lost(&envoy).await;
+}
+
 #[tokio::test]
 async fn the_override_keeps_keys_of_any_policy_and_takes_the_bodys_name_first() {
     let (_gates, envoy) = start(3, json!({ "policy": "round_robin", "sticky_sessions": true })).await;

@@ -138,6 +138,11 @@ impl Stream {
         self.body.send_data(bytes.into(), false).unwrap();
     }
 
+    /// The answer to come, and the body that is still to be sent.
+    pub fn split(self) -> (ResponseFuture, SendStream<Bytes>) {
+        (self.answer, self.body)
+    }
+
     /// Sends the last part of the body and waits for the head of the answer.
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use crate::breaker;
 use crate::config::Breaker;
 use crate::fleet::{Fleet, PolicyRef, Pool, Worker};
 use crate::policy::sticky::{Known, Rules};
-use crate::policy::{Branch, Candidate, Family, Needs, Pick, Said, View, manual};
+use crate::policy::{Branch, Candidate, Family, Pick, Policy, Said, View, manual};
 use crate::prefix::path::Node;
 use crate::state::keys::KeyPage;
 use crate::state::load::{BreakerState, Slot, SlotId};
@@ -124,7 +124,7 @@ impl Balancer {
                 *read = self.load.read(context.store, id.block())?;
                 continue;
             }
-            let list = self.list(context, &candidates, &pick, needs, fleet, pool);
+            let list = self.list(context, &candidates, &pick, policy, fleet, pool);
             if written == Write::Done {
                 if before.breaker != slot.breaker {
                     let url = fleet.worker(worker).map_or("", |worker| &worker.url);
@@ -186,7 +186,7 @@ impl Balancer {
 
     /// Notes where a key is placed; false if another thread has been faster.
     fn keep(
-        &self,
+        &mut self,
         context: &mut Context<'_>,
         fleet: &Fleet,
         sticky: &mut Sticky<'_>,
@@ -210,7 +210,7 @@ impl Balancer {
         context: &mut Context<'_>,
         candidates: &[Candidate<'_>],
         pick: &Pick,
-        needs: Needs,
+        policy: PolicyRef,
         fleet: &Fleet,
         pool: &Pool,
     ) -> Vec<u16> {
@@ -223,7 +223,8 @@ impl Balancer {
             let rest: Vec<u16> = order.into_iter().filter(|&worker| Some(worker) != first).collect();
             return first.into_iter().chain(rest).cycle().take(if first.is_some() { most } else { 0 }).collect();
         }
-        super::list::workers(candidates, pick.index, most, needs, &self.config.score, context.rng)
+        let ranking = self.policy(policy).map(Policy::ranking).unwrap_or_default();
+        super::list::workers(candidates, pick.index, most, self.needs(policy), &ranking, context.rng)
     }
 
     /// Asks the tree who holds the prompt, once.

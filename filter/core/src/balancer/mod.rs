@@ -122,6 +122,8 @@ pub struct Balancer {
     /// The responses that are remembered; none where the module reads no answers.
     responses: Option<PinTable>,
     key_sweep: Sweep,
+    /// Keys that have got a worker since the last tick.
+    new_keys: u64,
     lease: Lease,
     leads: bool,
     seed: u64,
@@ -185,6 +187,7 @@ impl Balancer {
             pins: PinTable::new(&instance, config.sticky.max_keys),
             responses: None,
             key_sweep: Sweep::default(),
+            new_keys: 0,
             lease,
             leads: false,
             seed,

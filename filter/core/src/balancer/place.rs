@@ -177,7 +177,7 @@ impl Balancer {
             // Best effort: a lost race or a failing store costs a hint, never the request.
             let label = Label::new(fleet.model_label(prompt.model), !prompt.tokens.is_empty());
             let evicted = self.tree.insert(context.store, &nodes, label, id, found);
-            self.tally.evicted(evicted.unwrap_or(0));
+            self.tally.evicted_nodes(evicted.unwrap_or(0));
         }
         Ok(Ticket { fleet, list, counted: Some(id), key, healthy, decision })
     }

@@ -39,7 +39,7 @@ impl Balancer {
     ) {
         let (label, now_secs) = (Label::new(model, true).model, context.now_secs());
         let evicted = self.placements.note(context.store, known, marks, label, worker, now_secs);
-        self.tally.evicted(evicted.unwrap_or(0));
+        self.tally.evicted_placements(evicted.unwrap_or(0));
     }
 
     /// The leader sweeps a few pages; once all have been, the gauges are set.

@@ -257,7 +257,10 @@ impl Balancer {
         }
         if told.retries > 0 {
             requests.retries.add(asked.endpoint, told.retries);
-            requests.worker_errors.add((asked.mode, "backend_error"), told.retries);
+            // What was tried before a last 429 was most likely answered so as well, and nobody is charged for that.
+            if told.outcome != Some(Outcome::Capacity) {
+                requests.worker_errors.add((asked.mode, "backend_error"), told.retries);
+            }
         }
         if told.outcome == Some(Outcome::Failure) {
             requests.worker_errors.add((asked.mode, failure), 1);

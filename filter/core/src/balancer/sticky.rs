@@ -10,7 +10,8 @@ use crate::fleet::{Fleet, PolicyRef, UNKNOWN_MODEL};
 use crate::policy::sticky::{Known, Pins, Rules};
 use crate::policy::{Branch, Candidate};
 use crate::state::keys::KeyPage;
-use crate::state::pins::{PinTable, Pinned};
+use crate::state::page::Entered;
+use crate::state::pins::{Number, PinTable, Pinned};
 use crate::store::{Store, StoreError, Write};
 
 /// Where a request's key has come from.
@@ -61,8 +62,8 @@ const REFRESHES_PER_IDLE_TIME: u32 = 16;
 /// Pages looked at per tick.
 const PAGES_PER_TICK: u32 = 1024;
 
-/// Keys are counted this often at least, in seconds.
-const GAUGE_SECS: u32 = 10;
+/// Ticks after the last page of a sweep: what any VM has not counted yet of what the sweep has seen, it has then.
+const TICKS_OF_REST: u32 = 4;
 
 /// A sweep for idle keys in progress.
 #[derive(Debug, Default)]
@@ -70,6 +71,10 @@ pub(super) struct Sweep {
     next: u32,
     kept: u64,
     evicted: u64,
+    rested: u32,
+    /// How many there were when it began. If nothing has come or gone since, those that were seen are all: so it is mended
+    /// what a crash has left uncounted.
+    before: Number,
     /// When the last one began, in Unix seconds.
     began_secs: u32,
 }
@@ -136,7 +141,7 @@ impl Balancer {
     /// Notes that the key is placed at `worker` (the hash of its URL), where it has so many requests. False if another
     /// thread was faster: then `sticky` is as that one has left it.
     pub(super) fn pin(
-        &self,
+        &mut self,
         context: &mut Context<'_>,
         sticky: &mut Sticky<'_>,
         known: Known,
@@ -150,8 +155,9 @@ impl Balancer {
             return Ok(true);
         };
         sticky.refreshed = true;
-        sticky.pinned.set(after, now_secs);
+        let entered = sticky.pinned.set(after, now_secs);
         if self.pins.write(context.store, &sticky.pinned)? == Write::Done {
+            self.new_keys += u64::from(entered == Entered::Added);
             return Ok(true);
         }
         sticky.pinned = self.pins.read(context.store, sticky.pinned.tag())?;
@@ -159,10 +165,13 @@ impl Balancer {
         Ok(false)
     }
 
-    /// Notes that the key is used, if that was not done lately; best effort.
+    /// Notes that the key is used, if that was not done lately, or if newer ones of its page might soon displace it; best
+    /// effort.
     fn refresh(&self, context: &mut Context<'_>, sticky: &mut Sticky<'_>, pins: Pins, now_secs: u32) {
         let used = sticky.pinned.used_secs().unwrap_or(now_secs);
-        if !std::mem::replace(&mut sticky.refreshed, true) && now_secs.saturating_sub(used) >= self.refresh_secs() {
+        if !std::mem::replace(&mut sticky.refreshed, true)
+            && (now_secs.saturating_sub(used) >= self.refresh_secs() || sticky.pinned.is_fading())
+        {
             sticky.pinned.set(pins, now_secs);
             let _ = self.pins.write(context.store, &sticky.pinned);
         }
@@ -172,48 +181,75 @@ impl Balancer {
         (self.config.sticky.max_idle_secs / REFRESHES_PER_IDLE_TIME).clamp(1, 60)
     }
 
+    /// Adds the keys that this VM has given a worker since its last tick to the number that all see.
+    pub(super) fn count_keys(&mut self, store: &mut dyn Store) -> Result<(), StoreError> {
+        let new = self.new_keys;
+        if new > 0 && self.pins.count(store, |number| number.keys.saturating_add(new))? {
+            self.new_keys = 0;
+        }
+        Ok(())
+    }
+
     /// Whether any request's key may stay with a worker.
     fn keeps_keys(&self) -> bool {
         self.config.sticky.routing_key_override
             || self.config.policy == PolicyName::Manual
+            // A route may name any policy.
+            || self.config.route_metadata
             || self.fleet.policies().any(|policy| policy.name == PolicyName::Manual)
     }
 
-    /// Goes on forgetting idle keys; the leader does it.
+    /// Shows how many keys there are and goes on forgetting the idle; the leader does it.
     pub(super) fn sweep_keys(&mut self, context: &mut Context<'_>) -> Result<(), StoreError> {
         let config = self.config.sticky;
         let now_secs = context.now_secs();
-        if !self.keeps_keys() || config.eviction_interval_secs == 0 {
+        if !self.keeps_keys() {
+            return Ok(());
+        }
+        let number = self.pins.number(context.store)?;
+        context.metrics.set("smg_manual_policy_cache_entries", &[], number.keys);
+        if config.eviction_interval_secs == 0 {
             return Ok(());
         }
         if self.key_sweep.next == 0 {
-            // Looking more often than keys may go keeps the gauge fresh.
-            if now_secs.abs_diff(self.key_sweep.began_secs) < config.eviction_interval_secs.min(GAUGE_SECS) {
+            if now_secs.abs_diff(self.key_sweep.began_secs) < config.eviction_interval_secs {
                 return Ok(());
             }
-            self.key_sweep = Sweep { began_secs: now_secs, ..Sweep::default() };
+            self.key_sweep = Sweep { began_secs: now_secs, before: number, ..Sweep::default() };
         }
         // The time of the last use is known to within a refresh: nobody is forgotten too early.
         let max_idle = config.max_idle_secs;
         let max_idle = if max_idle == 0 { 0 } else { max_idle.saturating_add(self.refresh_secs() - 1) };
-        for _ in 0..PAGES_PER_TICK {
-            if self.key_sweep.next >= self.pins.pages() {
-                let Sweep { kept, evicted, .. } = self.key_sweep;
-                self.key_sweep.next = 0;
-                context.metrics.set("smg_manual_policy_cache_entries", &[], kept);
-                if evicted > 0 {
-                    let line = format!(
-                        "ManualPolicy TTL eviction evicted={evicted} remaining={kept} max_idle={}",
-                        config.max_idle_secs
-                    );
-                    context.log.line(Level::Info, &line);
-                }
-                return Ok(());
+        if self.key_sweep.next < self.pins.pages() {
+            for _ in 0..PAGES_PER_TICK.min(self.pins.pages() - self.key_sweep.next) {
+                let swept = self.pins.sweep(context.store, self.key_sweep.next, now_secs, max_idle)?;
+                self.key_sweep.next += 1;
+                self.key_sweep.kept += swept.kept;
+                self.key_sweep.evicted += swept.evicted;
             }
-            let swept = self.pins.sweep(context.store, self.key_sweep.next, now_secs, max_idle)?;
-            self.key_sweep.next += 1;
-            self.key_sweep.kept += swept.kept;
-            self.key_sweep.evicted += swept.evicted;
+            return Ok(());
+        }
+        self.key_sweep.rested += 1;
+        if self.key_sweep.rested < TICKS_OF_REST {
+            return Ok(());
+        }
+        self.conclude_sweep(context, number)
+    }
+
+    /// All pages have been looked at, and `number` is what there are by now.
+    fn conclude_sweep(&mut self, context: &mut Context<'_>, number: Number) -> Result<(), StoreError> {
+        let Sweep { kept, evicted, before, .. } = self.key_sweep;
+        self.key_sweep.next = 0;
+        let after = |now: Number| if now == before { kept } else { now.keys.saturating_sub(evicted) };
+        if after(number) != number.keys {
+            // A lost race leaves it to the next sweep.
+            self.pins.count(context.store, after)?;
+            context.metrics.set("smg_manual_policy_cache_entries", &[], after(number));
+        }
+        if evicted > 0 {
+            let max_idle = self.config.sticky.max_idle_secs;
+            let line = format!("ManualPolicy TTL eviction evicted={evicted} remaining={kept} max_idle={max_idle}");
+            context.log.line(Level::Info, &line);
         }
         Ok(())
     }

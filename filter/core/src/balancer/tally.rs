@@ -23,6 +23,9 @@ const RATIO_BOUNDS: [(f64, &str); 11] = [
 /// SMG keeps the names of so many models; later ones are counted together.
 const MAX_MODELS: usize = 1024;
 
+/// What is counted of prompts that had to make room: in the prefix tree, and with `cache_index: hash`.
+const EVICTIONS: [&str; 2] = ["smg_cache_tree_evictions_total", "smg_cache_placement_evictions_total"];
+
 /// Selections of one kind.
 #[derive(Debug)]
 struct Selections {
@@ -39,7 +42,7 @@ pub(super) struct Tally {
     branches: Vec<(&'static str, &'static str, u64)>,
     sources: [u64; 2],
     ratios: [u64; RATIO_BOUNDS.len()],
-    evicted: u64,
+    evicted: [u64; 2],
 }
 
 impl Tally {
@@ -85,8 +88,15 @@ impl Tally {
     }
 
     /// So many nodes of the prefix tree had to make room.
-    pub(super) fn evicted(&mut self, nodes: u64) {
-        self.evicted += nodes;
+    pub(super) fn evicted_nodes(&mut self, nodes: u64) {
+        let [of_tree, _] = &mut self.evicted;
+        *of_tree += nodes;
+    }
+
+    /// So many beginnings of prompts had to make room, of those that `cache_index: hash` remembers.
+    pub(super) fn evicted_placements(&mut self, placements: u64) {
+        let [_, of_hash] = &mut self.evicted;
+        *of_hash += placements;
     }
 
     /// Moves the counts into `metrics`.
@@ -104,8 +114,10 @@ impl Tally {
                 metrics.add("smg_routing_key_source_total", &[("source", source.as_str())], std::mem::take(count));
             }
         }
-        if self.evicted > 0 {
-            metrics.add("smg_cache_tree_evictions_total", &[], std::mem::take(&mut self.evicted));
+        for (count, name) in self.evicted.iter_mut().zip(EVICTIONS) {
+            if *count > 0 {
+                metrics.add(name, &[], std::mem::take(count));
+            }
         }
         // Prometheus' buckets are cumulative: each counts everything up to its bound.
         let mut below = 0;

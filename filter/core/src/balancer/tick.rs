@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::table::TRIES;
 use super::{Balancer, Changed, Context, Ledger, Level};
 use crate::config::PolicyName;
-use crate::fleet::UNKNOWN_MODEL;
+use crate::fleet::{PolicyRef, UNKNOWN_MODEL};
 use crate::report::{Health, Scope, Snapshot};
 use crate::state::fleet::url_hash;
 use crate::state::load::{Slot, SlotId, Status};
@@ -77,6 +77,7 @@ impl Balancer {
         self.warn_unplaced(context);
         self.warn_policies(context);
         self.bucketless.tell(context);
+        self.count_keys(context.store)?;
         if leads {
             self.lead(context, ledger)?;
         }
@@ -154,15 +155,35 @@ impl Balancer {
         self.warn_passthrough(context);
         self.audit.check(context, ledger)?;
         ledger.patrol(context)?;
+        self.count_tree(context)?;
+        self.sweep_placements(context)?;
+        self.sweep_keys(context)?;
+        self.watch(context)
+    }
+
+    /// Goes on counting the prefix tree, where any policy has one.
+    fn count_tree(&mut self, context: &mut Context<'_>) -> Result<(), StoreError> {
+        if !self.keeps_tree() {
+            return Ok(());
+        }
         let fleet = Rc::clone(&self.fleet);
         if let Some(counted) = self.census.step(context.store, &self.tree, &|id| fleet.by_slot(id).is_some())? {
             super::gauges::show_trees(context.metrics, &fleet, &counted);
             let line = format!("prefix tree: {} nodes in {} bytes", counted.nodes, counted.bytes);
             context.log.line(Level::Info, &line);
         }
-        self.sweep_placements(context)?;
-        self.sweep_keys(context)?;
-        self.watch(context)
+        Ok(())
+    }
+
+    /// Whether any request may come to a policy that goes by the prefix tree.
+    fn keeps_tree(&self) -> bool {
+        let grows = |policy| {
+            let needs = self.needs(policy);
+            needs.prefix && !needs.placements
+        };
+        // A route may name any policy.
+        let routed = self.config.route_metadata && grows(PolicyRef::tuned(PolicyName::CacheAware));
+        routed || grows(PolicyRef::tuned(self.config.policy)) || self.fleet.policies().any(grows)
     }
 
     /// Notes that this configuration's workers are in use and gives up slots that nobody names any more.

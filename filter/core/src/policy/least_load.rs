@@ -5,7 +5,7 @@
 
 use rand::RngCore;
 
-use super::score::{credit, expected_wait, lowest};
+use super::score::shortest_wait;
 use super::{Candidate, Needs, Pick, Policy, View};
 use crate::config::ScoreParams;
 
@@ -38,10 +38,11 @@ impl Policy for LeastLoad {
         }
         let eligible = view.candidates.iter().enumerate().filter(|(_, candidate)| self.is_below_cap(candidate));
         let set: Vec<usize> = eligible.map(|(index, _)| index).collect();
-        let mut scores = Vec::with_capacity(set.len());
-        expected_wait(&self.params, view.candidates, &set, &mut scores);
-        let (index, score) = lowest(&set, &scores, rng)?;
-        Some(Pick { credit: Some(credit(&self.params, view.token_ids)), score: Some(score), ..Pick::unscored(index) })
+        shortest_wait(&self.params, view, &set, rng)
+    }
+
+    fn ranking(&self) -> ScoreParams {
+        self.params
     }
 }
 

@@ -20,7 +20,7 @@ pub mod sticky;
 
 use rand::RngCore;
 
-use crate::config::{AssignmentMode, CacheIndex, Config, PolicyName};
+use crate::config::{AssignmentMode, CacheIndex, Config, PolicyName, ScoreParams};
 use crate::fleet::PolicyRef;
 use crate::fleet::ring::Ring;
 use crate::prefix::Match;
@@ -346,6 +346,12 @@ pub trait Policy: std::fmt::Debug {
 
     /// The choice, or none if every candidate is refused.
     fn pick(&self, view: &View<'_>, rng: &mut dyn RngCore) -> Option<Pick>;
+
+    /// What the expected waits of the workers behind the pick are reckoned with. Operators tune those of `least_load`
+    /// only (spec: the expected-wait score).
+    fn ranking(&self) -> ScoreParams {
+        ScoreParams::default()
+    }
 
     /// How it is counted that nobody was chosen.
     fn why_none(&self, _view: &View<'_>) -> Option<Branch> {

@@ -6,7 +6,7 @@
 
 use rand::{Rng, RngCore};
 
-use super::score::{credit, expected_wait, lowest};
+use super::score::shortest_wait;
 use super::{Candidate, Needs, Pick, Policy, View};
 use crate::config::{LoadMetric, ScoreParams};
 
@@ -61,17 +61,15 @@ impl Policy for PowerOfTwo {
             return Some(Pick::unscored(0));
         }
         let set = self.set(view.candidates, rng);
-        let mut scores = Vec::with_capacity(set.len());
         // Whose report is the best and what the mean throughput is, is asked of the members of the set only.
-        expected_wait(&self.params, view.candidates, &set, &mut scores);
-        let (index, score) = lowest(&set, &scores, rng)?;
-        Some(Pick { credit: Some(credit(&self.params, view.token_ids)), score: Some(score), ..Pick::unscored(index) })
+        shortest_wait(&self.params, view, &set, rng)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::score::expected_wait;
     use crate::policy::testing::{candidate, load, view, wins};
     use crate::prefix::Match;
     use crate::report::Load;

@@ -6,7 +6,7 @@
 
 use rand::{Rng, RngCore};
 
-use super::Candidate;
+use super::{Candidate, Pick, View};
 use crate::config::ScoreParams;
 use crate::report::Load;
 
@@ -59,6 +59,14 @@ pub fn lowest(set: &[usize], scores: &[f64], rng: &mut dyn RngCore) -> Option<(u
         }
     }
     best
+}
+
+/// The member of `set` where a request would wait for the shortest time, with what it is credited; none of an empty set.
+pub fn shortest_wait(params: &ScoreParams, view: &View<'_>, set: &[usize], rng: &mut dyn RngCore) -> Option<Pick> {
+    let mut scores = Vec::with_capacity(set.len());
+    expected_wait(params, view.candidates, set, &mut scores);
+    let (index, score) = lowest(set, &scores, rng)?;
+    Some(Pick { credit: Some(credit(params, view.token_ids)), score: Some(score), ..Pick::unscored(index) })
 }
 
 /// The score in seconds of a worker that reports `load` and was sent nothing since.

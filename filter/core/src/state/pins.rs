@@ -3,24 +3,44 @@
 //!
 //! SMG keeps an unbounded map. Here keys are entries of a [`PageTable`]: when a page is full the least recently used of
 //! its keys makes room. The table has two thirds more room than keys are wanted, so that with all of them there one in
-//! some ten thousand is lost to a full page.
+//! some six thousand is lost to a full page.
+//!
+//! How many keys there are stands beside the pages, so that nobody has to go through them: VMs add to it on their ticks.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::bytes::{read_u32, read_u64, write};
-use super::page::{Page, PageTable};
+use super::names::Name;
+use super::page::{Entered, Page, PageTable};
 use crate::policy::sticky::Pins;
-use crate::store::{Store, StoreError, Write};
+use crate::store::{Store, StoreError, Write, version_of};
 
 const ENTRIES_PER_PAGE: u32 = 32;
 
+/// A page with no more room than that is nearly full.
+const ROOM: usize = 4;
+
 /// Two workers' hashes (16), last use in Unix seconds (4).
 const PAYLOAD_BYTES: usize = 20;
+
+/// A writer that loses this often in a row tries again on its next tick.
+const TRIES: usize = 16;
 
 /// The keys' place in the shared store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PinTable {
     table: PageTable,
+    /// Where their number stands: the number (8), how often it has been changed (8).
+    number: String,
+}
+
+/// How many keys there are, as those that came and went have been counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Number {
+    /// The keys.
+    pub keys: u64,
+    /// Grows with every change.
+    pub changes: u64,
 }
 
 /// What is known of one key, with the page it stands on.
@@ -57,7 +77,8 @@ impl PinTable {
     fn named(kind: char, instance: &str, keys: u32) -> Self {
         let pages = (u64::from(keys) * 5 / 3).div_ceil(u64::from(ENTRIES_PER_PAGE));
         let pages = u32::try_from(pages).unwrap_or(u32::MAX);
-        Self { table: PageTable::new(kind, instance, pages, ENTRIES_PER_PAGE as usize, PAYLOAD_BYTES) }
+        let table = PageTable::new(kind, instance, pages, ENTRIES_PER_PAGE as usize, PAYLOAD_BYTES);
+        Self { table, number: Name::new('u', instance, u64::from(pages) << 32 | u64::from(u32::from(kind))).part(0) }
     }
 
     /// Names `key` of `scope` (the model, or nothing) for all threads; `seed` is the process's own, so that nobody
@@ -71,6 +92,42 @@ impl PinTable {
     #[must_use]
     pub fn pages(&self) -> u32 {
         self.table.pages()
+    }
+
+    /// So many keys at most are remembered.
+    #[must_use]
+    pub fn most_keys(&self) -> u64 {
+        u64::from(self.pages()) * u64::from(ENTRIES_PER_PAGE)
+    }
+
+    /// So many bytes of shared data at most are taken by them.
+    #[must_use]
+    pub fn most_bytes(&self) -> u64 {
+        u64::from(self.pages()) * self.table.page_bytes() as u64
+    }
+
+    /// How many keys there are.
+    ///
+    /// # Errors
+    /// When the store cannot answer.
+    pub fn number(&self, store: &mut dyn Store) -> Result<Number, StoreError> {
+        Ok(store.get(&self.number)?.map_or_else(Number::default, |stored| Number::decode(&stored.value)))
+    }
+
+    /// Makes `change` of their number; false if every try lost its race.
+    ///
+    /// # Errors
+    /// When the store cannot answer.
+    pub fn count(&self, store: &mut dyn Store, change: impl Fn(Number) -> u64) -> Result<bool, StoreError> {
+        for _ in 0..TRIES {
+            let stored = store.get(&self.number)?;
+            let before = stored.as_ref().map_or_else(Number::default, |stored| Number::decode(&stored.value));
+            let after = Number { keys: change(before), changes: before.changes.wrapping_add(1) };
+            if store.set(&self.number, &after.encode(), version_of(stored.as_ref()))? == Write::Done {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// What is known of the key of `tag`.
@@ -121,6 +178,19 @@ impl PinTable {
     }
 }
 
+impl Number {
+    fn decode(bytes: &[u8]) -> Self {
+        Self { keys: read_u64(bytes, 0), changes: read_u64(bytes, 8) }
+    }
+
+    fn encode(self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        write(&mut bytes, 0, self.keys.to_le_bytes());
+        write(&mut bytes, 8, self.changes.to_le_bytes());
+        bytes
+    }
+}
+
 impl Pinned {
     /// Names the key, see [`PinTable::tag`].
     #[must_use]
@@ -141,15 +211,27 @@ impl Pinned {
         self.entry.map(|entry| read_u32(self.page.payload(entry), 16))
     }
 
-    /// Notes that the key is used now and remembers `pins`.
-    pub fn set(&mut self, pins: Pins, now_secs: u32) {
-        let (entry, _) = self.page.find_or_insert(self.tag);
+    /// Whether newer keys of its page may soon displace it: the page is nearly full, and half a page is newer.
+    #[must_use]
+    pub fn is_fading(&self) -> bool {
+        const HALF: usize = ENTRIES_PER_PAGE as usize / 2;
+        let page = &self.page;
+        let newer = |age| (0..page.used()).filter(|&other| page.age(other) < age).count();
+        // Of as many stamps as its age at most so many went to others: those used lately need no look at them.
+        let fades = |age| age as usize >= HALF && newer(age) >= HALF;
+        page.used() + ROOM >= ENTRIES_PER_PAGE as usize && self.entry.is_some_and(|entry| fades(page.age(entry)))
+    }
+
+    /// Notes that the key is used now and remembers `pins`. How the key has come onto its page.
+    pub fn set(&mut self, pins: Pins, now_secs: u32) -> Entered {
+        let (entry, entered) = self.page.find_or_insert(self.tag);
         self.entry = Some(entry);
         let Pins([first, second]) = pins;
         let payload = self.page.payload_mut(entry);
         write(payload, 0, first.to_le_bytes());
         write(payload, 8, second.to_le_bytes());
         write(payload, 16, now_secs.to_le_bytes());
+        entered
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{Vm, config, parse, picked};
 use crate::balancer::{Prompt, Ticket};
+use crate::config::Config;
 use crate::store::MemoryStore;
 
 fn branch(vm: &mut Vm, name: &str) -> u64 {
@@ -182,4 +183,23 @@ fn the_tree_is_bounded_whatever_is_sent() {
     }
     let used: usize = store.sizes().iter().map(|(_, bytes)| bytes).sum();
     assert!(used < 200_000 + others, "{used}");
+}
+
+#[test]
+fn the_tree_is_counted_only_where_a_policy_has_one() {
+    let label = r#""workers":[{"url":"http://10.0.0.1:8000","models":["m"],"labels":{"policy":"cache_aware"}}]"#;
+    for (counted, configuration) in [
+        (true, config("cache_aware", 2, "")),
+        (true, config("random", 2, r#""route_metadata":true,"#)),
+        (true, parse(&format!(r#"{{"policy":"random","max_workers":64,{label}}}"#))),
+        (false, config("random", 2, "")),
+        (false, config("prefix_hash", 2, "")),
+        (false, config("cache_aware", 2, r#""cache_index":"hash","cache_boundaries":[16],"#)),
+    ] {
+        let name = format!("{} {:?}", configuration.policy, configuration.route_metadata);
+        let mut vm = Vm::alone(Config { max_tree_size: 65_536, ..configuration });
+        vm.sweep();
+        let lines = vm.world.log.0.iter().filter(|(_, line)| line.starts_with("prefix tree: ")).count();
+        assert_eq!(lines > 0, counted, "{name}");
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Vm, config, listed, parse, picked, url};
+use super::{Vm, config, listed, load, parse, picked, snapshot, url};
 use crate::answer::Refusal;
 use crate::balancer::Prompt;
 
@@ -123,4 +123,19 @@ fn a_fleet_of_more_than_one_block_is_one_pool() {
     let picks: BTreeSet<usize> = (0..150).map(|_| vm.pick()).collect();
     assert_eq!(picks.len(), 150);
     assert_eq!(vm.in_flight(150), vec![1; 150]);
+}
+
+#[test]
+fn operators_tune_the_order_behind_the_pick_for_least_load_only() {
+    // By default worker 1 waits 2 s and worker 2 1.35 s; with this weight 9 s.
+    let reports = [(0, load(0.0, 0.0, 0.0, 100.0)), (1, load(200.0, 0.0, 0.0, 100.0)), (2, load(0.0, 0.0, 0.9, 100.0))];
+    for (policy, behind) in [("least_load", [1, 2]), ("cache_aware", [2, 1]), ("power_of_two", [2, 1])] {
+        let mut vm = Vm::alone(config(policy, 3, r#""max_attempts":3,"least_load_kv_pressure_weight":1.0,"#));
+        let lists = (1..100).map(|sequence| {
+            vm.take(&snapshot(sequence, &reports));
+            listed(&vm.send(""))
+        });
+        let of_the_best = lists.filter(|list| list[0] == 0).collect::<BTreeSet<_>>();
+        assert_eq!(of_the_best, BTreeSet::from([vec![0, behind[0], behind[1]]]), "{policy}");
+    }
 }

@@ -219,3 +219,56 @@ fn models_have_keys_of_their_own_under_the_override() {
     }
     assert_eq!(branch(&mut vm, Branch::Vacant), 2);
 }
+
+#[test]
+fn how_many_keys_there_are_is_seen_at_the_next_ticks() {
+    let store = MemoryStore::default();
+    let keyed = || config("manual", 3, r#""max_sticky_keys":1000,"eviction_interval":1,"#);
+    let (mut leader, mut other) = (Vm::new(keyed(), store.clone(), 0), Vm::new(keyed(), store, 1));
+    leader.tick();
+    let entries = |leader: &mut Vm| leader.metric("smg_manual_policy_cache_entries");
+    for key in 0..40 {
+        ask(if key % 4 == 0 { &mut leader } else { &mut other }, &format!("key {key}"));
+        ask(&mut other, "key 0");
+    }
+    other.tick();
+    leader.tick();
+    assert_eq!(entries(&mut leader), 40);
+    // What a crash has left uncounted is mended when nobody comes for the time of a sweep.
+    ask(&mut other, "another");
+    other.balancer.new_keys = 0;
+    leader.tick();
+    assert_eq!(entries(&mut leader), 40);
+    leader.pass(1000);
+    leader.sweep();
+    assert_eq!(entries(&mut leader), 41);
+    // A sweep that sees keys before they are counted does not count them twice.
+    leader.pass(1000);
+    ask(&mut other, "one more");
+    leader.tick();
+    other.tick();
+    for _ in 0..20 {
+        leader.tick();
+        assert_eq!(entries(&mut leader), 42);
+    }
+}
+
+#[test]
+fn a_key_in_use_stays_on_a_full_page_and_an_unused_one_makes_room() {
+    let mut vm = Vm::alone(config("manual", 3, r#""max_sticky_keys":1000,"#));
+    for key in ["busy", "idle"] {
+        ask(&mut vm, key);
+    }
+    for round in 0..110 {
+        // 53 pages: one of these comes to a page, on the average.
+        for number in 0..53 {
+            ask(&mut vm, &format!("passer-by {round} {number}"));
+        }
+        ask(&mut vm, "busy");
+    }
+    assert_eq!((branch(&mut vm, Branch::Vacant), branch(&mut vm, Branch::OccupiedHit)), (5832, 110));
+    ask(&mut vm, "idle");
+    assert_eq!(branch(&mut vm, Branch::Vacant), 5833, "it has been forgotten");
+    vm.tick();
+    assert_eq!(vm.metric("smg_manual_policy_cache_entries"), 1696, "as many as there is room for");
+}
