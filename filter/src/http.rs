@@ -159,6 +159,9 @@ pub(crate) fn on_response_headers(vm: &mut Vm, id: u32) -> u32 {
         if step.strip_error_code {
             let _ = host::remove_header(RESPONSE_HEADERS, ERROR_CODE_HEADER);
         }
+        if step.strip_decision {
+            let _ = host::remove_header(RESPONSE_HEADERS, DECISION_HEADER);
+        }
         if let Some(decision) = step.decision {
             let _ = host::set_header(RESPONSE_HEADERS, DECISION_HEADER, &decision);
         }

@@ -109,6 +109,8 @@ pub struct Route {
 pub struct ResponseStep {
     /// Remove [`ERROR_CODE_HEADER`]: only the gateway may speak with it.
     pub strip_error_code: bool,
+    /// Remove [`DECISION_HEADER`], for the same reason.
+    pub strip_decision: bool,
     /// What to do with [`WORKER_ID_HEADER`].
     pub worker_id: WorkerId,
     /// The value of [`DECISION_HEADER`], if it is wanted.
@@ -296,7 +298,12 @@ impl Exchange {
         let Some(ticket) = &mut self.ticket else {
             // Whoever answers, nobody but the gateway may speak with its headers.
             let worker_id = if self.unplaced { WorkerId::Remove } else { WorkerId::Keep };
-            return ResponseStep { strip_error_code: self.unplaced, worker_id, decision: None };
+            return ResponseStep {
+                strip_error_code: self.unplaced,
+                strip_decision: self.unplaced,
+                worker_id,
+                decision: None,
+            };
         };
         let address = scene.http.property(&["upstream", "address"]).and_then(|raw| String::from_utf8(raw).ok());
         let status = scene.http.response_header(":status").and_then(|raw| parse_status(&raw)).unwrap_or(0);
@@ -317,12 +324,15 @@ impl Exchange {
         if makes && scene.balancer.remembers_responses() {
             self.reading = worker.map(|worker| Reading::of(worker.hash));
         }
+        let decision = ticket.decision().filter(|_| from_upstream).map(Into::into);
+        let mut says = |name| from_upstream && scene.http.response_header(name).is_some();
         ResponseStep {
-            strip_error_code: from_upstream && scene.http.response_header(ERROR_CODE_HEADER).is_some(),
+            strip_error_code: says(ERROR_CODE_HEADER),
+            strip_decision: decision.is_none() && says(DECISION_HEADER),
             worker_id: worker
                 .and_then(|worker| scene.balancer.worker_id(worker))
                 .map_or(WorkerId::Remove, WorkerId::Set),
-            decision: ticket.decision().filter(|_| from_upstream).map(Into::into),
+            decision,
         }
     }
 

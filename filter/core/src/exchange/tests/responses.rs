@@ -73,6 +73,8 @@ fn the_client_is_told_who_answered() {
     assert_eq!((step.worker_id, step.strip_error_code), (WorkerId::Set(url(0)), false));
     http.response.insert("x-smg-error-code".into(), b"an engine's".to_vec());
     assert!(bench.response(&mut exchange, &mut http).strip_error_code);
+    http.response.insert("x-smg-decision".into(), b"an engine's".to_vec());
+    assert!(bench.response(&mut exchange, &mut http).strip_decision);
     let (mut bench, mut exchange, mut http) = placed(3);
     http = http.answered(200, "via_upstream", 2, 3);
     assert_eq!(bench.response(&mut exchange, &mut http).worker_id, WorkerId::Set(url(2)), "after two retries");

@@ -93,7 +93,8 @@ fn what_is_no_inference_request_is_never_refused() {
     let (mut exchange, mut http) = (Exchange::default(), Script::of("GET", "/health"));
     assert_eq!(bench.headers(&mut exchange, &mut http, true), Step::Pass);
     http = http.answered(200, "via_upstream", 0, 1);
-    let expected = ResponseStep { strip_error_code: true, worker_id: WorkerId::Remove, decision: None };
+    let expected =
+        ResponseStep { strip_error_code: true, strip_decision: true, worker_id: WorkerId::Remove, decision: None };
     assert_eq!(bench.response(&mut exchange, &mut http), expected, "whoever answers");
     bench.done(&mut exchange, &mut http);
     let mut empty = Bench::new(config("cache_aware", 0, ""));
