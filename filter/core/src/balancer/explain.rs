@@ -11,8 +11,9 @@ use crate::state::load::SlotId;
 
 impl Balancer {
     /// `policy=…;branch=…;matched=…;total=…;score=…;runner_up=…;report_age_ms=…`. What does not apply is left out:
-    /// `branch` may be several joined by a plus, a response's, a key's and the policy's; matched and total are bytes, or token ids; the
-    /// score is in seconds, or requests where nobody reports; the runner-up is the worker that a retry would go to.
+    /// `branch` may be several joined by a plus, a response's, a key's and the policy's; matched and total are bytes, or
+    /// token ids; the score is in seconds, or requests where nobody reports; the runner-up is the worker that a retry
+    /// would go to.
     pub(super) fn explain(&self, fleet: &Fleet, policy: PolicyRef, placement: &Placement, now_ms: u64) -> Box<str> {
         let mut line = format!("policy={}", policy.name);
         let branches = [placement.response, placement.sticky, placement.pick.branch];
