@@ -108,10 +108,15 @@ unsafe extern "C" {
 /// Memory for a value that the host is about to write. The host hands it back through one of the calls below.
 #[unsafe(no_mangle)]
 extern "C" fn proxy_on_memory_allocate(size: usize) -> *mut u8 {
-    let mut room = Vec::<u8>::with_capacity(size);
+    let mut room = Vec::<u8>::with_capacity(room_for(size));
     let pointer = room.as_mut_ptr();
     std::mem::forget(room);
     pointer
+}
+
+/// What the value of so many bytes gets.
+fn room_for(size: usize) -> usize {
+    LEAST_ROOM.with(|least| size.max(least.get()))
 }
 
 /// Takes a value the host has written into memory of [`proxy_on_memory_allocate`].
@@ -120,8 +125,8 @@ fn owned(pointer: *mut u8, length: usize) -> Vec<u8> {
         return Vec::new();
     }
     // SAFETY: the host returns exactly what it asked proxy_on_memory_allocate for: a Vec of this capacity,
-    // whose bytes it has filled.
-    unsafe { Vec::from_raw_parts(pointer, length, length) }
+    // whose first bytes it has filled. The least room is the same before and after a call.
+    unsafe { Vec::from_raw_parts(pointer, length, room_for(length)) }
 }
 
 /// Runs a call that returns a value through two out-pointers.
@@ -357,6 +362,13 @@ impl Store for SharedData {
         }
     }
 
+    fn get_with_room(&mut self, key: &str, room: usize) -> Result<Option<Versioned>, StoreError> {
+        LEAST_ROOM.with(|least| least.set(room));
+        let stored = self.get(key);
+        LEAST_ROOM.with(|least| least.set(0));
+        stored
+    }
+
     fn set(&mut self, key: &str, value: &[u8], version: Option<u32>) -> Result<Write, StoreError> {
         #[cfg(feature = "crash-for-tests")]
         crate::crash::write(key);
@@ -377,6 +389,8 @@ impl Store for SharedData {
 
 thread_local! {
     static CONFLICTS: Cell<u64> = const { Cell::new(0) };
+    /// Bytes that a value from the host gets at least; 0 but for [`Store::get_with_room`].
+    static LEAST_ROOM: Cell<usize> = const { Cell::new(0) };
 }
 
 /// How many writes to shared data have lost their races since the last time.

@@ -10,9 +10,10 @@ use super::DemoSettings;
 use super::direct::DIRECT_POLICIES;
 use crate::fake_engine::EngineOptions;
 use crate::load::Summary;
-use crate::workload::{Bound, Workload};
+use crate::workload::{Bound, SessionOptions, Workload};
 
-/// Round robin must stay below this share of the bound, or the workload proves nothing.
+/// Round robin must stay below this share of the bound, or the workload proves nothing. Asked of the whole workload only:
+/// of 100 sessions its share is between 43 and 50 %, from run to run.
 const BASELINE_OF_BOUND: f64 = 0.50;
 
 /// The candidate's least share of the bound with caches of a quarter of the workload.
@@ -44,6 +45,8 @@ pub struct Outcome {
     engine_names: Vec<String>,
     cache_divisor: usize,
     judged: bool,
+    /// Whether all sessions of the usual workload are there.
+    is_whole: bool,
 }
 
 /// So many sessions make a sample that proves something.
@@ -117,6 +120,7 @@ impl Outcome {
             engine_names: (1..=settings.engines).map(|number| format!("engine-{number}")).collect(),
             cache_divisor: settings.cache_divisor,
             judged: settings.trace.is_none() && settings.session_count >= LEAST_JUDGED,
+            is_whole: settings.session_count >= SessionOptions::default().sessions,
         }
     }
 
@@ -214,7 +218,9 @@ impl Outcome {
             };
             let baseline = role("round_robin", DIRECT_POLICIES[0]);
             let candidate = role("cache_aware", DIRECT_POLICIES[1]);
-            if let Some((name, numbers)) = &baseline {
+            if let Some((name, numbers)) = &baseline
+                && self.is_whole
+            {
                 criteria.push(at_most(format!("share of the bound under {name}"), numbers.of_bound, BASELINE_OF_BOUND));
             }
             if let Some((name, numbers)) = &candidate {

@@ -13,9 +13,6 @@ use crate::fleet::{Fleet, chat, prompt, worker_url};
 const KEY: &str = "x-smg-routing-key";
 /// `max_sticky_keys` of a configuration without it.
 const MOST_KEYS: u32 = 1 << 20;
-/// What a page of 31 keys may cost more than one of a single key: looking through it, and making room for its copy.
-const PAGE_FUEL: u64 = 2000;
-
 /// The shared table of keys, behind the filter's back.
 struct Keys {
     process: Process,
@@ -47,22 +44,23 @@ impl Keys {
     }
 }
 
-/// What a request with `key` costs.
+/// What a request with `key` costs: the cheapest of a few, since one draws a second random number now and then, and the
+/// first finds the VM's heap as another left it.
 #[track_caller]
 fn cost(fleet: &Fleet, key: &str) -> Counters {
-    fleet.complete(0, chat("hello").header(KEY, key)).1
+    let costs = (0..8).map(|_| fleet.complete(0, chat("hello").header(KEY, key)).1);
+    costs.min_by_key(|counters| counters.fuel).unwrap()
 }
 
-fn assert_within(all: &[(String, Counters)]) {
+#[track_caller]
+fn assert_same(all: &[(String, Counters)]) {
     for (what, counters) in all {
         eprintln!("{what}: {} host calls, fuel {}", counters.host_calls_total(), counters.fuel);
     }
     for (what, counters) in all {
         assert_eq!(counters.host_calls, all[0].1.host_calls, "{what}");
+        assert_eq!(counters.fuel, all[0].1.fuel, "{what}");
     }
-    let fuel = || all.iter().map(|(_, counters)| counters.fuel);
-    let spread = fuel().max().unwrap() - fuel().min().unwrap();
-    assert!(spread <= PAGE_FUEL, "{spread} of fuel lie between the cheapest and the dearest");
 }
 
 /// `PINS=1000000` goes on to as many.
@@ -70,41 +68,43 @@ fn assert_within(all: &[(String, Counters)]) {
 fn a_known_key_costs_the_same_however_many_are_known() {
     let fleet = Fleet::new(1, 2, json!({"policy": "manual"}));
     let keys = Keys::of(&fleet);
-    // The first of its page, and one that will share its page with whoever comes before.
-    cost(&fleet, "early-key");
-    assert!(keys.is_known("early-key"), "the test looks into the filter's own table");
     let most: u32 = std::env::var("PINS").ok().map_or(100_000, |pins| pins.parse().unwrap());
-    let mut found = Vec::new();
-    let mut pinned = 0;
     let mut levels = vec![1000, 100_000, most];
     levels.dedup();
+    // The first keys, that soon have company on their pages.
+    let users = [0, 1, 2, 500, 998, 999].map(|user| format!("user-{user:07}"));
+    let mut found = users.each_ref().map(|_| Vec::new());
+    let mut pinned = 0;
     for level in levels {
         while pinned < level {
-            keys.pin(keys.tag(&format!("user-{pinned}")));
+            keys.pin(keys.tag(&format!("user-{pinned:07}")));
             pinned += 1;
         }
-        for key in ["early-key".to_owned(), format!("late-{level:07}"), format!("user-{}", level - 1)] {
-            cost(&fleet, &key);
-            assert!(keys.is_known(&key));
-            found.push((format!("{key} of {level} pins"), cost(&fleet, &key)));
+        for (user, found) in users.iter().zip(&mut found) {
+            assert!(keys.is_known(user), "the test looks into the filter's own table");
+            found.push((format!("{user} of {level} pins"), cost(&fleet, user)));
         }
     }
-    assert_within(&found);
+    // Keys differ among themselves by the digits in the names of their pages.
+    found.iter().for_each(|of_one_key| assert_same(of_one_key));
 }
 
 #[test]
-fn a_full_page_costs_little_more_than_an_empty_one() {
+fn a_full_page_costs_no_more_than_an_empty_one() {
     let fleet = Fleet::new(1, 2, json!({"policy": "manual"}));
     let keys = Keys::of(&fleet);
-    cost(&fleet, "user-1");
-    let alone = cost(&fleet, "user-1");
-    // Tags so near each other share a page.
-    for near in 1..=30 {
-        keys.pin(keys.tag("user-2").wrapping_add(near));
+    keys.pin(keys.tag("user-1"));
+    let mut found = Vec::new();
+    let mut others = 0;
+    for level in [0, 1, 10, 20, 26, 27, 28, 31] {
+        while others < level {
+            others += 1;
+            // Tags so near each other share a page.
+            keys.pin(keys.tag("user-1").wrapping_add(others));
+        }
+        found.push((format!("beside {level}"), cost(&fleet, "user-1")));
     }
-    cost(&fleet, "user-2");
-    let last = cost(&fleet, "user-2");
-    assert_within(&[("alone".to_owned(), alone), ("the last of 31".to_owned(), last)]);
+    assert_same(&found);
 }
 
 /// Host calls of the first request and of the next one under `config`, with these headers.
@@ -149,7 +149,8 @@ fn policies_that_go_by_keys_and_hashes_keep_their_budgets_of_host_calls() {
 #[test]
 fn the_ring_is_made_before_the_first_request() {
     let fleet = Fleet::new(1, 1000, json!({ "policy": "consistent_hashing", "max_workers": 1024 }));
-    let (first, second) = (cost(&fleet, "user-1").fuel, cost(&fleet, "user-1").fuel);
+    let fuel = || fleet.complete(0, chat("hello").header(KEY, "user-1")).1.fuel;
+    let (first, second) = (fuel(), fuel());
     eprintln!("fuel of the first and the second request: {first} and {second}");
     assert!(first < second + second / 10, "{first} for the first, {second} for the second");
 }

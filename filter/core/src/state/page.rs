@@ -1,9 +1,9 @@
 //! A small set-associative table in shared pages: fixed-width entries under a 64-bit tag, the least recently used
 //! replaced. One implementation serves prefix tree and turns; its size is bounded by its geometry for ever.
 
-use super::bytes::{read_u32, write};
+use super::bytes::{read_u32, read_u64, write};
 use super::names::Name;
-use crate::store::{ABSENT, Store, StoreError, Write};
+use crate::store::{ABSENT, Store, StoreError, Versioned, Write};
 
 const HEADER_BYTES: usize = 8;
 const TAG_BYTES: usize = 8;
@@ -56,15 +56,25 @@ impl PageTable {
     /// # Errors
     /// When the host cannot answer.
     pub fn read(&self, store: &mut dyn Store, index: u32) -> Result<Page, StoreError> {
-        let stored = store.get(&self.name.part(index))?;
-        let (bytes, version) = stored.map_or((Vec::new(), None), |stored| (stored.value, Some(stored.version)));
-        let mut page = Page { index, version, bytes, entry_bytes: self.entry_bytes, entries: self.entries };
-        let entry_bytes = page.bytes.len().checked_sub(HEADER_BYTES);
+        Ok(self.page(index, store.get(&self.name.part(index))?))
+    }
+
+    /// As [`PageTable::read`], at the same cost however many entries the page has.
+    ///
+    /// # Errors
+    /// When the host cannot answer.
+    pub fn read_evenly(&self, store: &mut dyn Store, index: u32) -> Result<Page, StoreError> {
+        Ok(self.page(index, store.get_with_room(&self.name.part(index), self.page_bytes())?))
+    }
+
+    fn page(&self, index: u32, stored: Option<Versioned>) -> Page {
+        let (mut bytes, version) = stored.map_or((Vec::new(), None), |stored| (stored.value, Some(stored.version)));
+        let entry_bytes = bytes.len().checked_sub(HEADER_BYTES);
         if entry_bytes.is_none_or(|bytes| bytes % self.entry_bytes != 0 || bytes > self.entries * self.entry_bytes) {
-            page.bytes.clear();
-            page.bytes.resize(HEADER_BYTES, 0);
+            bytes.clear();
+            bytes.resize(HEADER_BYTES, 0);
         }
-        Ok(page)
+        Page { index, version, bytes, entry_bytes: self.entry_bytes, entries: self.entries }
     }
 
     /// Stores a changed page if nobody has written it since it was read.
@@ -129,6 +139,21 @@ impl Page {
         // As numbers: comparing slices is a call for each.
         let is_wanted = |entry: &[u8]| entry.first_chunk().is_some_and(|raw| u64::from_le_bytes(*raw) == tag);
         entries.chunks_exact(self.entry_bytes).position(is_wanted)
+    }
+
+    /// As [`Page::find`], at the same cost wherever the tag stands and however many others do: it looks as often as a
+    /// full page has entries.
+    #[must_use]
+    pub fn find_evenly(&self, tag: u64) -> Option<usize> {
+        let last = self.used().checked_sub(1)?;
+        let mut found = usize::MAX;
+        for entry in 0..self.entries {
+            let entry = entry.min(last);
+            let is_wanted = read_u64(&self.bytes, self.at(entry)) == tag;
+            // No branch, which would tell the places apart: all bits are set where the tag does not stand.
+            found &= entry | usize::from(is_wanted).wrapping_sub(1);
+        }
+        (found <= last).then_some(found)
     }
 
     /// The entry with `tag`, made if need be, and freshly stamped. A new one's payload is zeros.
@@ -234,6 +259,19 @@ mod tests {
         let page = table.read(&mut store, 2).unwrap();
         assert_eq!(page.payload(page.find(77).unwrap()), b"data");
         assert_eq!(page.find(78), None);
+    }
+
+    #[test]
+    fn looking_everywhere_finds_the_same() {
+        let (table, mut store) = (table(), MemoryStore::default());
+        let mut page = table.read_evenly(&mut store, 0).unwrap();
+        for tag in [0, 7, 9, 0] {
+            assert_eq!(page.find_evenly(tag), page.find(tag), "{tag} of {}", page.used());
+            page.find_or_insert(tag);
+            for tag in [0, 7, 9, 11, u64::MAX] {
+                assert_eq!(page.find_evenly(tag), page.find(tag), "{tag} of {}", page.used());
+            }
+        }
     }
 
     #[test]

@@ -135,8 +135,8 @@ impl PinTable {
     /// # Errors
     /// When the store cannot answer.
     pub fn read(&self, store: &mut dyn Store, tag: u64) -> Result<Pinned, StoreError> {
-        let page = self.table.read(store, self.table.page_of(tag))?;
-        let entry = page.find(tag);
+        let page = self.table.read_evenly(store, self.table.page_of(tag))?;
+        let entry = page.find_evenly(tag);
         Ok(Pinned { page, tag, entry })
     }
 
@@ -211,15 +211,16 @@ impl Pinned {
         self.entry.map(|entry| read_u32(self.page.payload(entry), 16))
     }
 
-    /// Whether newer keys of its page may soon displace it: the page is nearly full, and half a page is newer.
+    /// Whether newer keys of its page may soon displace it: the page is nearly full, and half a page has been used since.
     #[must_use]
     pub fn is_fading(&self) -> bool {
-        const HALF: usize = ENTRIES_PER_PAGE as usize / 2;
-        let page = &self.page;
-        let newer = |age| (0..page.used()).filter(|&other| page.age(other) < age).count();
-        // Of as many stamps as its age at most so many went to others: those used lately need no look at them.
-        let fades = |age| age as usize >= HALF && newer(age) >= HALF;
-        page.used() + ROOM >= ENTRIES_PER_PAGE as usize && self.entry.is_some_and(|entry| fades(page.age(entry)))
+        const NEARLY_FULL: usize = ENTRIES_PER_PAGE as usize - ROOM;
+        let age = self.entry.map_or(0, |entry| self.page.age(entry) as usize);
+        // A product, not two questions of which the second is put at times only: the page does not show in the cost.
+        (self.page.used() + 1)
+            .saturating_sub(NEARLY_FULL)
+            .wrapping_mul((age + 1).saturating_sub(ENTRIES_PER_PAGE as usize / 2))
+            > 0
     }
 
     /// Notes that the key is used now and remembers `pins`. How the key has come onto its page.

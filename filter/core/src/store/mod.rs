@@ -57,6 +57,16 @@ pub trait Store {
     /// When the host cannot answer.
     fn get(&mut self, key: &str) -> Result<Option<Versioned>, StoreError>;
 
+    /// As [`Store::get`], for a value of at most `room` bytes that may grow: one that can reserves so many for it, and
+    /// reading then costs the same whatever its size.
+    ///
+    /// # Errors
+    /// When the host cannot answer.
+    fn get_with_room(&mut self, key: &str, room: usize) -> Result<Option<Versioned>, StoreError> {
+        let _ = room;
+        self.get(key)
+    }
+
     /// Writes `key`. With `version: Some(v)` only if its version is still `v` (or the key is absent);
     /// with `None` unconditionally.
     ///
