@@ -30,6 +30,9 @@ pub(crate) fn configure(vm: &mut Vm, root: u32, size: usize) -> bool {
     if !config.replaced.is_empty() {
         host::log(3, &format!("values that make no sense stand for the default: {}", config.replaced.join(" ")));
     }
+    if config.role == Role::Route && config.workers.is_empty() && !config.discovers() {
+        host::log(3, "every request will be answered 503: workers is empty and discovered_workers is false");
+    }
     let on_invalid = config.on_invalid_config;
     // Every root context registers the queue each time: after a VM reload the host may remember a context of the VM
     // that died, and announce messages to it.

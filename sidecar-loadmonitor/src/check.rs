@@ -25,7 +25,7 @@ use crate::{
 /// Asks engines once for all that a balancer wants to know, and prints what each said. Succeeds (0) if the load of
 /// every engine could be learned, fails (1) if that of any could not.
 #[derive(Debug, Parser)]
-#[command(name = "sidecar-loadmonitor check", version)]
+#[command(name = "sidecar-loadmonitor check", bin_name = "sidecar-loadmonitor check", version)]
 pub struct Check {
     /// Engines: http, https, grpc or grpcs, host and port.
     #[arg(value_name = "URL", required = true)]

@@ -15,9 +15,9 @@
 
 mod args;
 mod backoff;
-mod bounded;
 mod check;
 mod config;
+mod connections;
 mod discovery;
 #[allow(dead_code)]
 mod engine;

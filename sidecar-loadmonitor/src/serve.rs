@@ -21,14 +21,25 @@ use serde::Deserialize;
 use subtle::ConstantTimeEq;
 use tokio::{net::TcpListener, sync::Semaphore, time::timeout};
 
-use crate::{bounded::Bounded, config::ApiKey, metrics, push::Envoy, registry::Registry};
+use crate::{
+    config::ApiKey,
+    connections::{self, Bounds},
+    metrics,
+    push::Envoy,
+    registry::Registry,
+};
 
 /// So many readers may wait for news at the same time; more are turned away.
 const MAX_WAITING: usize = 1024;
-/// So many connections may be open, those of [`MAX_WAITING`] among them; the next one waits until one is closed.
-const MAX_CONNECTIONS: usize = MAX_WAITING + 256;
 /// Nobody waits longer than this for news, in milliseconds.
 const MAX_WAIT_MS: u64 = 60_000;
+/// Those of [`MAX_WAITING`] are among the connections, and whoever waits when a connection's time is over gets an answer.
+const BOUNDS: Bounds = Bounds {
+    connections: MAX_WAITING + 256,
+    headers: Duration::from_secs(30),
+    life: Duration::from_secs(600),
+    grace: Duration::from_millis(MAX_WAIT_MS + 30_000),
+};
 /// A sidecar that does not get to know everything is ready all the same after so long a time.
 const READY_AFTER: Duration = Duration::from_secs(30);
 
@@ -81,10 +92,7 @@ pub(crate) async fn serve(listener: TcpListener, face: Arc<Face>) {
         .route("/workers", get(workers))
         .route("/drain", post(drain))
         .layer(from_fn_with_state(Arc::clone(&face), authorize));
-    if let Err(error) = axum::serve(Bounded::new(listener, MAX_CONNECTIONS), open.merge(guarded).with_state(face)).await
-    {
-        tracing::error!(%error, "serves no longer");
-    }
+    connections::serve(listener, open.merge(guarded).with_state(face), BOUNDS).await;
 }
 
 /// Lets those pass who bring the token, if there is one.

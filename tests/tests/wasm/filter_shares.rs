@@ -176,3 +176,16 @@ fn each_configuration_of_a_thread_logs_at_its_own_level() {
     quiet.complete(0, chat("hello"));
     assert!(!quiet.process.logs().iter().any(|line| line.message.contains("selection")));
 }
+
+#[test]
+fn a_configuration_that_can_choose_nobody_is_warned_of() {
+    for (config, warned) in [
+        (json!({"workers": [], "discovered_workers": false}), true),
+        (json!({"workers": []}), false),
+        (json!({"discovered_workers": false}), false),
+    ] {
+        let fleet = Fleet::new(1, 1, config.clone());
+        let line = fleet.process.logs().iter().any(|line| line.message.contains("every request will be answered 503"));
+        assert_eq!(line, warned, "{config}");
+    }
+}

@@ -105,8 +105,8 @@ pub fn endpoint(method: &[u8], path: &[u8]) -> Endpoint {
         (b"POST", b"/v1/audio/transcriptions" | b"/v1/audio/translations") => Endpoint::Audio,
         (b"GET", b"/v1/models") => Endpoint::Models,
         _ => match (method, of_response(path)) {
-            (b"GET" | b"DELETE", Some((_, b"")))
-            | (b"GET", Some((_, b"input_items")))
+            (b"GET" | b"HEAD" | b"DELETE", Some((_, b"")))
+            | (b"GET" | b"HEAD", Some((_, b"input_items")))
             | (b"POST", Some((_, b"cancel"))) => Endpoint::ResponseById,
             _ => Endpoint::Other,
         },
@@ -187,6 +187,7 @@ mod tests {
         for (method, path) in [
             ("GET", "/v1/responses/resp_1"),
             ("GET", "/v1/responses/resp_1/?include=x/y"),
+            ("HEAD", "/v1/responses/resp_1"),
             ("DELETE", "/v1/responses/resp_1"),
             ("GET", "/v1/responses/resp_1/input_items?limit=2"),
             ("POST", "/v1/responses/resp_1/cancel"),
