@@ -25,7 +25,8 @@ help:
 	@echo "make bench-sidecar  the sidecar's CPU time and memory with ENGINES=1000 polled every second; also INTERVAL,"
 	@echo "                 MEASURE_SECONDS"
 	@echo "make up          keep Envoy, sidecar and four fake engines running, or WORKERS=\"http://ip:port …\" instead;"
-	@echo "                 also POLICY, PORT, ADMIN_PORT, CONCURRENCY, LOAD_MONITOR_INTERVAL, CONFIG=file.json, ENVOY_BIN, LOG_LEVEL"
+	@echo "                 also POLICY, PORT, ADMIN_PORT, CONCURRENCY, CONFIG=file.json, ENVOY_BIN, LOG_LEVEL,"
+	@echo "                 LOAD_MONITOR_INTERVAL, RESPONSES=1 (the module that remembers who holds which response)"
 	@echo "make check-vllm  the same Envoy in front of two real vLLM engines on this CPU (downloads 3 GB at first)"
 	@echo "make clean       remove what was built"
 

@@ -9,11 +9,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
+use clap::builder::FalseyValueParser;
 use filter_core::config::Config;
 use serde_json::{Value, json};
-use testbed::envoy::EnvoyOptions;
 use testbed::envoy::stack::{Stack, StackOptions};
+use testbed::envoy::{EnvoyOptions, Filter};
 use testbed::program::arguments;
+use testbed::wasm::responses_wasm;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Keeps the stack running until ctrl-c or SIGTERM; prints "ready" on a line of its own once a request is served.
@@ -48,6 +50,10 @@ struct Args {
     /// A JSON file whose keys are laid over the plugin configuration in envoy/envoy.yaml.
     #[arg(long, value_name = "FILE", env = "CONFIG")]
     config: Option<PathBuf>,
+
+    /// Runs filter_responses.wasm, which sends what refers to a response to the engine that holds it.
+    #[arg(long, env = "RESPONSES", value_parser = FalseyValueParser::new())]
+    responses: bool,
 
     /// Seconds between two load reports.
     #[arg(long, value_name = "SECONDS", env = "LOAD_MONITOR_INTERVAL", default_value_t = 10.0, value_parser = seconds)]
@@ -147,6 +153,7 @@ fn options(args: &Args) -> Result<StackOptions> {
         workers: args.workers.split(separators).filter(|url| !url.is_empty()).map(str::to_owned).collect(),
         envoy: EnvoyOptions {
             plugin,
+            filter: if args.responses { Filter::File(responses_wasm()) } else { Filter::Built },
             ip: args.ip,
             port: args.port,
             admin_port: args.admin_port,

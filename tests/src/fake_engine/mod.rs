@@ -22,6 +22,7 @@ pub(crate) mod loads;
 mod metrics;
 mod options;
 pub mod rank;
+mod responses;
 mod routes;
 mod seat;
 mod state;

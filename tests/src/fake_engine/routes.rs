@@ -21,6 +21,7 @@ use super::grpc;
 use super::loads::{LoadsAnswer, LoadsQuery, loads};
 use super::metrics::{iteration, metrics};
 use super::options::Runtime;
+use super::responses;
 use super::state::Engine;
 
 /// Events that `GET /events` sends.
@@ -31,6 +32,8 @@ pub(crate) fn router(engine: Arc<Engine>) -> Router {
         .route("/v1/chat/completions", post(generate::chat).options(preflight))
         .route("/v1/completions", post(generate::completions).options(preflight))
         .route("/generate", post(generate::native).put(generate::native).options(preflight))
+        .route("/v1/responses", post(responses::make))
+        .route("/v1/responses/{id}", get(responses::one).delete(responses::delete))
         .route("/v1/models", get(models))
         .route("/health", get(health))
         .route("/loads", get(load_report))

@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::fault::Faults;
 use super::options::EngineOptions;
 use super::rank::Rank;
+use super::responses::Kept;
 
 /// What an engine has seen and done.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -56,6 +57,7 @@ pub(crate) struct Engine {
     pub(crate) options: Arc<EngineOptions>,
     pub(crate) ranks: Vec<Arc<Rank>>,
     pub(crate) faults: Mutex<Faults>,
+    pub(crate) responses: Kept,
     next_rank: AtomicUsize,
     seen: Mutex<Seen>,
 }
@@ -73,6 +75,7 @@ impl Engine {
         Arc::new(Self {
             ranks: (0..options.dp_ranks).map(|_| Rank::new(Arc::clone(&options))).collect(),
             faults: Mutex::new(Faults::new(options.seed)),
+            responses: Kept::default(),
             next_rank: AtomicUsize::new(0),
             seen: Mutex::default(),
             options,

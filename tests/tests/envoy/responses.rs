@@ -1,97 +1,20 @@
 //! Responses and what refers to them: engines keep their own, and know nobody else's.
 
-use std::collections::HashSet;
-use std::convert::Infallible;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
-use axum::body::{Body, Bytes};
-use axum::extract::{Path, State};
-use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post as posts};
-use axum::{Json, Router};
-use futures_util::future::join_all;
-use futures_util::{StreamExt, stream};
-use http::Request;
+use http::{Request, StatusCode};
 use http_body_util::Full;
-use serde_json::{Value, json};
+use serde_json::json;
 use testbed::envoy::{Connection, Envoy, EnvoyOptions, Filter, Reply};
+use testbed::fake_engine::{EngineOptions, FakeEngine};
 use testbed::wasm::responses_wasm;
 
 use crate::support::{counts_become, no_vm_was_lost};
-use crate::upstream::Upstream;
-
-/// What one engine keeps.
-#[derive(Debug, Default)]
-struct Kept {
-    name: &'static str,
-    ids: Mutex<HashSet<String>>,
-}
-
-impl Kept {
-    fn has(&self, id: &str) -> bool {
-        self.ids.lock().unwrap().contains(id)
-    }
-
-    /// Keeps a new response.
-    fn make(&self) -> String {
-        let mut ids = self.ids.lock().unwrap();
-        let id = format!("resp_{}_{}", self.name, ids.len());
-        ids.insert(id.clone());
-        id
-    }
-}
-
-/// An engine that serves `/v1/responses`, streamed or not, and answers 404 to what refers to a response of another's.
-async fn engine(name: &'static str) -> Upstream {
-    let kept = Arc::new(Kept { name, ..Kept::default() });
-    let by_id = async |State(kept): State<Arc<Kept>>, Path(id): Path<String>| {
-        if kept.has(&id) { Json(json!({ "id": id, "object": "response" })).into_response() } else { not_found() }
-    };
-    let router =
-        Router::new().route("/v1/responses", posts(make)).route("/v1/responses/{id}", get(by_id).delete(by_id));
-    Upstream::serving(router.with_state(kept)).await
-}
-
-async fn make(State(kept): State<Arc<Kept>>, Json(asked): Json<Value>) -> Response {
-    if let Some(previous) = asked["previous_response_id"].as_str()
-        && !kept.has(previous)
-    {
-        return not_found();
-    }
-    let id = kept.make();
-    if asked["stream"] != true {
-        let padding = "x".repeat(100_000);
-        return Json(json!({ "id": id, "object": "response", "output": padding, "status": "completed" }))
-            .into_response();
-    }
-    let created = format!(
-        "event: response.created\ndata: {{\"type\":\"response.created\",\"response\":{{\"id\":\"{id}\",\"object\":\
-         \"response\",\"status\":\"in_progress\"}},\"sequence_number\":0}}\n\n"
-    );
-    // The id itself may be cut between two pieces.
-    let (head, tail) = created.split_at(created.find("resp_").unwrap() + 7);
-    let deltas =
-        (0..20).map(|number| format!("data: {{\"type\":\"response.output_text.delta\",\"delta\":\"{number}\"}}\n\n"));
-    let pieces: Vec<_> = [head.to_owned(), tail.to_owned()].into_iter().chain(deltas).collect();
-    let body = stream::iter(pieces).then(async |piece| {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-        Ok::<_, Infallible>(Bytes::from(piece))
-    });
-    ([("content-type", "text/event-stream")], Body::from_stream(body)).into_response()
-}
-
-fn not_found() -> Response {
-    (StatusCode::NOT_FOUND, Json(json!({ "error": { "code": "response_not_found" } }))).into_response()
-}
 
 const RESPONSES: &str = "/v1/responses";
 
 /// Three engines behind an Envoy with this module.
-async fn start(filter: Filter, policy: &str) -> (Vec<Upstream>, Envoy) {
-    let engines = join_all(["a", "b", "c"].map(engine)).await;
-    let options = EnvoyOptions::with_workers(engines.iter().map(|engine| engine.address));
+async fn start(filter: Filter, policy: &str) -> (Vec<FakeEngine>, Envoy) {
+    let engines: Vec<_> = (0..3).map(|_| FakeEngine::start(EngineOptions::instant())).collect();
+    let options = EnvoyOptions::with_workers(engines.iter().map(|engine| engine.address().parse().unwrap()));
     let plugin = json!({ "policy": policy });
     let envoy = Envoy::start(EnvoyOptions { plugin, filter, concurrency: 4, exact_balance: true, ..options }).await;
     (engines, envoy.unwrap())
@@ -131,7 +54,7 @@ async fn refused(envoy: &Envoy) -> usize {
             previous = Some(id_of(&reply));
         }
         let last = previous.unwrap();
-        for (turn, method) in ["GET", "DELETE"].into_iter().enumerate() {
+        for (turn, method) in ["GET", "HEAD", "DELETE"].into_iter().enumerate() {
             if by_id(&mut threads[(number + turn) % 4], method, &last).await != StatusCode::OK {
                 refused += 1;
                 continue 'conversations;
