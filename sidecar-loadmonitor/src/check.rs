@@ -176,10 +176,12 @@ struct Shown<'a>(&'a Load);
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let load = self.0.as_sent();
-        write!(
-            f,
-            "{} running, {} waiting, {} queued tokens, {} of the KV memory, {} tokens/s",
-            load.running, load.waiting, load.queued_tokens, load.kv_usage, load.throughput
-        )
+        write!(f, "{} running, {} waiting, ", load.running, load.waiting)?;
+        // On the wire 0 stands for what an engine does not tell.
+        if load.queued_tokens > 0.0 || load.waiting == 0.0 {
+            write!(f, "{} queued tokens, ", load.queued_tokens)?;
+        }
+        write!(f, "{} of the KV memory", load.kv_usage)?;
+        if load.throughput > 0.0 { write!(f, ", {} tokens/s", load.throughput) } else { Ok(()) }
     }
 }

@@ -58,15 +58,15 @@ pub use trust::Trust;
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// No HTTP client: the TLS library found no usable set-up.
-    #[error("the HTTP client cannot be set up: {0}")]
+    #[error("the HTTP client cannot be set up")]
     Client(#[from] reqwest::Error),
     /// The address to listen on is not to be had.
-    #[error("--listen {address}: {source}; is another sidecar running? choose a free address")]
+    #[error("--listen {address}: {why}; is another sidecar running? choose a free address")]
     Listen {
         /// The address asked for.
         address: std::net::SocketAddr,
         /// What binding it said.
-        source: std::io::Error,
+        why: std::io::Error,
     },
 }
 
@@ -81,7 +81,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let client = fetch::client(&names, &config.trust)?;
     let listener = match &config.face {
         Some(Face { listen: address }) => {
-            let failed = |source| RunError::Listen { address: *address, source };
+            let failed = |why| RunError::Listen { address: *address, why };
             Some(tokio::net::TcpListener::bind(address).await.map_err(failed)?)
         }
         None => None,

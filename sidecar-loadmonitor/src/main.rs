@@ -12,7 +12,18 @@ use sidecar_loadmonitor::{Args, Check, LogFormat, LogLevel, run};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-fn main() -> anyhow::Result<ExitCode> {
+fn main() -> ExitCode {
+    match work() {
+        Ok(code) => code,
+        Err(error) => {
+            // Nobody is left to tell if standard error is closed.
+            let _ = writeln!(stderr(), "error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn work() -> anyhow::Result<ExitCode> {
     let mut arguments: Vec<_> = std::env::args_os().collect();
     match arguments.get(1).and_then(|first| first.to_str()) {
         Some("check") => {
@@ -38,7 +49,7 @@ fn main() -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no async runtime")?;
     let outcome = runtime.block_on(async {
         let stop = signals().context("signals cannot be watched")?;
-        run(config, stop).await.context("the sidecar cannot start")
+        run(config, stop).await.map_err(anyhow::Error::from)
     });
     // A look-up in a name server that is away blocks its thread for longer than anybody waits for a stop.
     runtime.shutdown_timeout(Duration::from_millis(100));

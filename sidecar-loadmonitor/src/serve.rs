@@ -161,7 +161,10 @@ struct Drain {
 
 async fn drain(State(face): State<Arc<Face>>, Query(Drain { worker }): Query<Drain>) -> (StatusCode, String) {
     if face.registry.dismiss(&worker) {
-        (StatusCode::ACCEPTED, format!("{worker} drains; it stays away until it is named anew\n"))
+        (
+            StatusCode::ACCEPTED,
+            format!("{worker} drains; it stays away until it has left every source and is named anew\n"),
+        )
     } else {
         (StatusCode::NOT_FOUND, format!("there is no worker {worker:?}; GET /workers lists them\n"))
     }

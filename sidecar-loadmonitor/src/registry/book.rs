@@ -238,7 +238,7 @@ impl Book {
     /// Removes the workers that have drained.
     pub(crate) fn reap(&mut self, now: Instant) -> Outcome {
         let mut outcome = Outcome::default();
-        let due = |entry: &Entry| entry.leaves.is_some_and(|leaves| leaves <= now);
+        let due = |entry: &Entry| entry.goes().is_some_and(|leaves| leaves <= now);
         let keys: Vec<String> =
             self.entries.iter().filter(|(_, entry)| due(entry)).map(|(key, _)| key.clone()).collect();
         for key in keys {
@@ -273,7 +273,7 @@ impl Book {
 
     /// When the next draining worker goes.
     pub(crate) fn next_leave(&self) -> Option<Instant> {
-        self.entries.values().filter_map(|entry| entry.leaves).min()
+        self.entries.values().filter_map(Entry::goes).min()
     }
 
     /// Takes the outcome of a probe, and what the worker is if that was asked; the health that the probes make of it.

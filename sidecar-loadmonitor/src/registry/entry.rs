@@ -45,7 +45,7 @@ pub(crate) struct Entry {
     /// Whether anything is known yet. Before, no snapshot names it: a sidecar that starts would take workers out of
     /// rotation that have been in it all the time.
     pub(crate) settled: bool,
-    /// When a draining worker goes.
+    /// When a draining worker has drained.
     pub(crate) leaves: Option<Instant>,
     /// It was drained by hand, or given up and removed: naming it on and on does not bring it back.
     pub(crate) dismissed: bool,
@@ -118,6 +118,12 @@ impl Entry {
         } else {
             probed
         }
+    }
+
+    /// When it goes. One that was drained by hand and is still named does not: a proxy that starts later, and has it in
+    /// its own configuration, would take a worker of which nobody speaks for one that may be chosen.
+    pub(crate) fn goes(&self) -> Option<Instant> {
+        self.leaves.filter(|_| !self.dismissed || self.named_by.is_empty())
     }
 
     /// Whether snapshots name it.

@@ -162,8 +162,12 @@ fn who_is_dismissed_stays_away_until_it_is_named_anew() {
     assert_eq!(healths(&bed.all()), [("http://a:1", Health::Draining), ("http://b:1", Health::Ready)]);
     bed.later(SETTLE);
     bed.name(0, &["http://a:1", "http://b:1"]);
-    assert_eq!(healths(&bed.all()), [("http://b:1", Health::Ready)]);
+    // Whoever has it in a configuration of its own must go on hearing that it drains.
+    assert_eq!(healths(&bed.all()), [("http://a:1", Health::Draining), ("http://b:1", Health::Ready)]);
+    assert!(bed.book.next_leave().is_none(), "it waits for nothing");
     bed.name(0, &["http://b:1"]);
+    bed.later(Duration::ZERO);
+    assert_eq!(bed.news().unwrap().removed, ["http://a:1"]);
     assert_eq!(bed.ready(&["http://a:1", "http://b:1"]).len(), 1);
     assert_eq!(bed.all().workers.len(), 2);
 }

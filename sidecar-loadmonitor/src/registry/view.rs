@@ -16,7 +16,7 @@ pub(crate) struct WorkerView {
     pub(crate) url: String,
     pub(crate) address: Option<String>,
     pub(crate) health: Health,
-    /// It has been drained, or given up and removed, and is not among the workers of any snapshot.
+    /// It has been given up and removed, and is not among the workers of any snapshot.
     pub(crate) removed: bool,
     pub(crate) info: Info,
     pub(crate) load: Option<LoadView>,

@@ -39,8 +39,8 @@ async fn all_that_an_engine_tells_is_printed_with_its_score() {
             "/loads    answered 404",
             "/v1/loads tells the load",
             "/metrics  answered 404",
-            "load      0 running, 0 waiting, 0 queued tokens, 0 of the KV memory, 0 tokens/s",
-            "rank 1  0 running, 0 waiting, 0 queued tokens, 0 of the KV memory, 0 tokens/s",
+            "load      0 running, 0 waiting, 0 queued tokens, 0 of the KV memory",
+            "rank 1  0 running, 0 waiting, 0 queued tokens, 0 of the KV memory",
             "score     0.0000 s, the expected wait by the defaults of least_load and cache_aware",
             "at 2000 tokens/s, as it tells no rate",
         ],
@@ -82,7 +82,7 @@ async fn what_stands_in_for_numbers_that_are_not_told_is_said() {
     says(
         &text,
         &[
-            "load      0 running, 3 waiting, 0 queued tokens, 0.5 of the KV memory, 0 tokens/s",
+            "load      0 running, 3 waiting, 0.5 of the KV memory",
             "at 1024 tokens for each that waits, as it tells none",
             "at 2000 tokens/s, as it tells no rate",
         ],

@@ -154,6 +154,48 @@ async fn three_envoys_are_fed_by_one_sidecar_at_work() {
     assert_eq!(pulled(&stranger, "news").await, 0.0);
 }
 
+/// A worker that was drained by hand stays out of an Envoy that starts afterwards and has it in its configuration, and
+/// is not taken for one that serves any model.
+#[tokio::test]
+async fn a_drained_worker_stays_out_of_an_envoy_that_starts_later() {
+    let engines: Vec<_> = ["a", "b", "b"]
+        .map(|model| FakeEngine::start(EngineOptions { models: vec![model.to_owned()], ..EngineOptions::instant() }))
+        .into_iter()
+        .collect();
+    let directory = tempfile::tempdir().unwrap();
+    let listen = address_for_later();
+    let mut command = Command::new(workspace_binary("sidecar-loadmonitor").unwrap());
+    command.args(engines.iter().flat_map(|engine| ["--worker".to_owned(), engine.url()]));
+    command.args(["--load-monitor-interval", "0.2", "--drain-settle-secs", "0.2", "--listen", &listen.to_string()]);
+    let _sidecar = Process::start("sidecar", command, &Output::File(directory.path().join("sidecar.log"))).unwrap();
+    let client = reqwest::Client::new();
+    let drain = async || {
+        let worker = [("worker", engines[1].url())];
+        let answer = client.post(format!("http://{listen}/drain")).query(&worker).send().await;
+        answer.is_ok_and(|answer| answer.status() == 202)
+    };
+    eventually(SOON, "it is drained", drain).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let envoy = Envoy::start(EnvoyOptions {
+        plugin: json!({ "policy": "round_robin", "reports": { "cluster": "sidecar" } }),
+        clusters: vec![plain_cluster("sidecar", &[listen])],
+        ..EnvoyOptions::with_workers(engines.iter().map(|engine| engine.address().parse().unwrap()))
+    })
+    .await
+    .unwrap();
+    eventually(SOON, "what the engines are is known", async || {
+        envoy.connect().await.post(CHAT, chat("c", "Well?")).await.is_ok_and(|reply| reply.status == 404)
+    })
+    .await;
+    let before = engines[1].stats().requests;
+    for model in ["a", "b"].into_iter().cycle().take(20) {
+        let reply = envoy.connect().await.post(CHAT, chat(model, "Well?")).await.unwrap();
+        assert_eq!(reply.status, 200, "{model}: {}", reply.text());
+    }
+    assert_eq!(engines[1].stats().requests, before);
+    no_vm_was_lost(&envoy).await;
+}
+
 #[tokio::test]
 async fn a_wrong_token_changes_nothing_and_the_right_one_is_enough() {
     let bed = Bed::start().await;

@@ -122,7 +122,10 @@ impl Puller {
             return false;
         }
         self.under_way = None;
-        let text = |status: &[u8]| format!("it answers {}", String::from_utf8_lossy(status));
+        let text = |status: &[u8]| {
+            let by_whom = if status == b"503" { ", as Envoy itself does where nobody can be reached" } else { "" };
+            format!("it answers {}{by_whom}", String::from_utf8_lossy(status))
+        };
         match status {
             Some(b"200") if size > MAX_SNAPSHOT_BYTES => {
                 self.fail(context, balancer, Outcome::Malformed, &Refused::TooLarge(size).to_string());

@@ -46,7 +46,7 @@ pub(super) async fn resolved(listed: Vec<Listed>) -> Result<Vec<Worker>> {
             None => Worker { extra, ..resolve(&url).await? },
         };
         if !worker.url.starts_with("http://") {
-            bail!("worker {}: the engines are reached without TLS; write it as http://host:port", worker.url);
+            bail!("worker {}: the engines are reached by HTTP without TLS; write it as http://host:port", worker.url);
         }
         workers.push(worker);
     }
@@ -74,7 +74,7 @@ async fn resolve(given: &str) -> Result<Worker> {
     }
     let parsed: reqwest::Url = url.parse().with_context(|| format!("`{given}`: not a URL; {example}"))?;
     if parsed.scheme() != "http" {
-        bail!("`{given}`: the engines are reached without TLS; {example}");
+        bail!("`{given}`: the engines are reached by HTTP without TLS; {example}");
     }
     let host = parsed.host_str().unwrap_or_default();
     let port = parsed.port_or_known_default().unwrap_or(80);
@@ -123,7 +123,7 @@ mod tests {
     async fn refusals_say_what_is_wrong() {
         for (urls, part) in [
             ("127.0.0.1:8001", "WORKERS: `127.0.0.1:8001`: a URL starts with http://; write it as http://host:port"),
-            ("https://127.0.0.1:1", "`https://127.0.0.1:1`: the engines are reached without TLS"),
+            ("https://127.0.0.1:1", "`https://127.0.0.1:1`: the engines are reached by HTTP without TLS"),
             ("http://127.0.0.1:1/v1", "`http://127.0.0.1:1/v1`: not a URL of a worker; write it as"),
             ("http://127.0.0.1:99999", "not a URL of a worker; write it as"),
             ("http://", "not a URL of a worker"),
