@@ -26,7 +26,7 @@ pub fn engine(bytes: &[u8]) {
         assert_eq!(taken, Some(load.as_sent()));
     }
     if let Some((models, _)) = listed(bytes) {
-        assert!(models.len() <= 256 && models.iter().map(String::len).sum::<usize>() <= 8 << 10);
+        assert!(models.len() <= 256 && models.iter().map(String::len).sum::<usize>() <= 3 << 10);
     }
     server_info(bytes);
 }

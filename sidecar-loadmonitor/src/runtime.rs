@@ -29,8 +29,9 @@ pub(crate) struct Identity {
     pub(crate) labels: Vec<(&'static str, String)>,
 }
 
-/// Models of one engine at most, and the bytes of their ids in all: a snapshot must have room for the other engines.
-const MAX_MODELS: (usize, usize) = (256, 8 << 10);
+/// Models of one engine at most, and the bytes of their ids in all as they are written in JSON: of a worker of which more
+/// than 4,096 bytes are said in all the filter keeps nothing.
+const MAX_MODELS: (usize, usize) = (256, 3 << 10);
 
 impl Runtime {
     /// The one that SMG's word stands for; none if the word says nothing of the software.
@@ -76,12 +77,13 @@ pub(crate) fn models(ids: impl Iterator<Item = String>) -> Vec<String> {
     let (most, mut bytes) = MAX_MODELS;
     let mut models: Vec<String> = Vec::new();
     for id in ids.filter(|id| !id.is_empty() && !id.chars().any(char::is_control)) {
-        if models.len() == most || id.len() > bytes {
+        let size = serde_json::to_string(&id).map_or(usize::MAX, |written| written.len() + 1);
+        if models.len() == most || size > bytes {
             tracing::warn!(kept = models.len(), "an engine lists more models than fit; the others are left out");
             break;
         }
         if !models.contains(&id) {
-            bytes -= id.len();
+            bytes -= size;
             models.push(id);
         }
     }

@@ -73,6 +73,10 @@ impl WorkerSpec {
     pub(crate) fn check(&self) -> Result<Worker, String> {
         let worker = Worker::parse(&self.url).map_err(|error| error.to_string())?;
         let wrong = |what: &str, value: String, allowed: &str| Err(format!("{what} {value} must be {allowed}"));
+        // The filter compares URLs byte by byte, and knows no such scheme.
+        if self.url.split_once("://").is_some_and(|(scheme, _)| scheme.bytes().any(|byte| byte.is_ascii_uppercase())) {
+            return wrong("url", format!("{:?}", self.url), "of a scheme in lower case");
+        }
         if !matches!(self.leg.as_str(), "" | "regular" | "prefill" | "decode") {
             return wrong("leg", format!("{:?}", self.leg), "regular, prefill or decode");
         }

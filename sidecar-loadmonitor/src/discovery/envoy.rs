@@ -1,7 +1,8 @@
 //! Workers that Envoy itself knows: the hosts of its clusters, and what it thinks of their health.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    collections::{HashMap, hash_map::Entry},
+    net::SocketAddr,
     str::FromStr,
     time::Duration,
 };
@@ -60,12 +61,32 @@ pub(crate) struct EnvoyClusters {
     client: Client,
     scheme: &'static str,
     every: Duration,
+    /// By the places of the clusters: what the page said last of each that it had.
+    known: Vec<Option<Vec<Found>>>,
 }
 
 impl EnvoyClusters {
     /// The hosts of the clusters of `admin`, which speak `scheme`.
-    pub(crate) const fn new(admin: EnvoyAdmin, client: Client, scheme: &'static str, every: Duration) -> Self {
-        Self { admin, client, scheme, every }
+    pub(crate) fn new(admin: EnvoyAdmin, client: Client, scheme: &'static str, every: Duration) -> Self {
+        let known = admin.clusters.iter().map(|_| None).collect();
+        Self { admin, client, scheme, every, known }
+    }
+
+    /// Takes a page: the hosts of all clusters. Of one that the page does not have what was known stands, and it does not
+    /// keep the others from being seen.
+    fn take(&mut self, page: &[u8]) -> Result<Vec<Found>, String> {
+        let page = hosts(page, &self.admin.clusters, self.scheme)?;
+        if page.iter().all(Option::is_none) {
+            let names: Vec<_> = self.admin.clusters.iter().map(|cluster| format!("{:?}", cluster.name)).collect();
+            return Err(format!("there is no cluster {}", names.join(", ")));
+        }
+        for ((cluster, known), seen) in self.admin.clusters.iter().zip(&mut self.known).zip(page) {
+            if seen.is_none() && known.as_ref().is_none_or(|known| !known.is_empty()) {
+                tracing::debug!(cluster = cluster.name, "Envoy has no such cluster: what was known of it stands");
+            }
+            *known = seen.or_else(|| known.take());
+        }
+        Ok(merged(self.known.iter().flatten().flatten()))
     }
 }
 
@@ -93,7 +114,7 @@ impl Look for EnvoyClusters {
         if answer.status != 200 {
             return Err(format!("/clusters answered {}", answer.status));
         }
-        hosts(&answer.body, &self.admin.clusters, self.scheme).map(Some)
+        self.take(&answer.body).map(Some)
     }
 }
 
@@ -126,7 +147,9 @@ struct Address {
 
 #[derive(Deserialize)]
 struct SocketAddress {
-    address: IpAddr,
+    address: String,
+    /// Absent where it is 0.
+    #[serde(default)]
     port_value: u16,
 }
 
@@ -158,31 +181,58 @@ impl HostHealth {
     }
 }
 
-/// The hosts of `clusters` on the page. Hosts without an IP address (pipes, internal listeners) are left out.
-pub(super) fn hosts(page: &[u8], clusters: &[EnvoyCluster], scheme: &str) -> Result<Vec<Found>, String> {
+/// One worker for each host, and the worst of what its clusters have against it.
+fn merged<'a>(all: impl Iterator<Item = &'a Found>) -> Vec<Found> {
+    let mut places: HashMap<String, usize> = HashMap::new();
+    let mut found: Vec<Found> = Vec::new();
+    for one in all {
+        match places.entry(one.worker.route("")) {
+            Entry::Vacant(place) => {
+                place.insert(found.len());
+                found.push(one.clone());
+            }
+            Entry::Occupied(place) => {
+                if let Some(known) = found.get_mut(*place.get()).filter(|known| known.verdict != Some(Health::Draining))
+                {
+                    known.verdict = one.verdict.or(known.verdict);
+                }
+            }
+        }
+    }
+    found
+}
+
+/// The hosts of each of `clusters`, if the page has it. Hosts without an IP address (pipes, internal listeners) or a port
+/// are left out.
+pub(super) fn hosts(page: &[u8], clusters: &[EnvoyCluster], scheme: &str) -> Result<Vec<Option<Vec<Found>>>, String> {
     let page: Page = serde_json::from_slice(page).map_err(|error| format!("/clusters is no such page: {error}"))?;
-    let mut found = Vec::new();
-    for EnvoyCluster { name, leg } in clusters {
-        let of_name = page.cluster_statuses.iter().find(|cluster| cluster.name == *name);
-        let cluster = of_name.ok_or_else(|| format!("there is no cluster {name:?}"))?;
-        for host in &cluster.host_statuses {
-            let Some(address) = &host.address.socket_address else { continue };
-            let address = SocketAddr::new(address.address, address.port_value);
+    let of = |EnvoyCluster { name, leg }: &EnvoyCluster| {
+        let cluster = page.cluster_statuses.iter().find(|cluster| cluster.name == *name)?;
+        let host = |host: &HostStatus| {
+            let address = host.address.socket_address.as_ref()?;
+            let address = SocketAddr::new(address.address.parse().ok()?, address.port_value);
             let spec = WorkerSpec {
                 url: format!("{scheme}://{address}"),
                 leg: leg.clone(),
                 cluster: Some(name.clone()),
                 ..WorkerSpec::default()
             };
-            found.push(Found::new(spec, host.health_status.verdict())?);
-        }
-    }
-    Ok(found)
+            Found::new(spec, host.health_status.verdict()).ok()
+        };
+        Some(cluster.host_statuses.iter().filter_map(host).collect())
+    };
+    Ok(clusters.iter().map(of).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn source(clusters: &[&str]) -> EnvoyClusters {
+        let clusters = clusters.iter().map(|name| name.parse().unwrap()).collect();
+        let admin = EnvoyAdmin { url: "http://127.0.0.1:9901".parse().unwrap(), clusters };
+        EnvoyClusters::new(admin, Client::new(), "http", Duration::from_secs(1))
+    }
 
     fn host(port: u16, health: &str) -> String {
         format!(
@@ -206,13 +256,15 @@ mod tests {
             (r#"{"eds_health_status":"DRAINING","failed_outlier_check":true}"#, Some(Health::Draining)),
             (r#"{"pending_dynamic_removal":true}"#, Some(Health::Draining)),
         ];
+        let odd = [r#""address":"10.0.0.1""#, r#""address":"a.name","port_value":1"#];
+        let odd = odd.map(|address| format!(r#"{{"address":{{"socket_address":{{{address}}}}}}}"#)).join(",");
         let rows: Vec<_> = healths.iter().zip(8000..).map(|((health, _), port)| host(port, health)).collect();
         let pipe = r#"{"address":{"pipe":{"path":"/x"}}}"#;
         let page = format!(
-            r#"{{"cluster_statuses":[{{"name":"admin"}},{{"name":"engines","host_statuses":[{pipe},{}]}}]}}"#,
+            r#"{{"cluster_statuses":[{{"name":"admin"}},{{"name":"engines","host_statuses":[{pipe},{odd},{}]}}]}}"#,
             rows.join(",")
         );
-        let found = hosts(page.as_bytes(), &["engines=decode".parse().unwrap()], "http").unwrap();
+        let found = source(&["engines=decode"]).take(page.as_bytes()).unwrap();
         assert_eq!(found.len(), healths.len());
         for ((found, (health, verdict)), port) in found.iter().zip(healths).zip(8000..) {
             assert_eq!(
@@ -222,15 +274,58 @@ mod tests {
             );
             assert_eq!((found.spec.cluster.as_deref(), found.spec.leg.as_str()), (Some("engines"), "decode"));
         }
-        assert!(hosts(page.as_bytes(), &["admin".parse().unwrap()], "http").unwrap().is_empty());
+        assert!(source(&["admin"]).take(page.as_bytes()).unwrap().is_empty());
     }
 
     #[test]
     fn what_cannot_be_read_names_nobody_anew() {
-        let cluster: EnvoyCluster = "engines".parse().unwrap();
         for (page, part) in [("{}", "no cluster \"engines\""), ("engines::x", "no such page"), ("[", "no such page")] {
-            let why = hosts(page.as_bytes(), std::slice::from_ref(&cluster), "http").unwrap_err();
+            let why = source(&["engines"]).take(page.as_bytes()).unwrap_err();
             assert!(why.contains(part), "{why:?} does not say {part:?}");
+        }
+    }
+
+    fn page(clusters: &[(&str, &[String])]) -> Vec<u8> {
+        let cluster =
+            |(name, hosts): &(&str, &[String])| format!(r#"{{"name":"{name}","host_statuses":[{}]}}"#, hosts.join(","));
+        let clusters: Vec<_> = clusters.iter().map(cluster).collect();
+        format!(r#"{{"cluster_statuses":[{}]}}"#, clusters.join(",")).into_bytes()
+    }
+
+    fn seen(found: &[Found]) -> Vec<(u16, Option<Health>)> {
+        let port = |found: &Found| found.worker.url().rsplit_once(':').unwrap().1.parse().unwrap();
+        found.iter().map(|found| (port(found), found.verdict)).collect()
+    }
+
+    #[test]
+    fn a_cluster_that_is_missing_blinds_nobody_to_the_others() {
+        let mut source = source(&["a", "b"]);
+        let (well, ill) = (host(1, "{}"), host(1, r#"{"failed_outlier_check":true}"#));
+        let without = source.take(&page(&[("a", &[well.clone(), host(0, "{}")])])).unwrap();
+        assert_eq!(seen(&without), [(1, None)]);
+        let with = source.take(&page(&[("a", &[well]), ("b", &[host(2, "{}")])])).unwrap();
+        assert_eq!(seen(&with), [(1, None), (2, None)]);
+        let again = source.take(&page(&[("a", &[ill])])).unwrap();
+        assert_eq!(seen(&again), [(1, Some(Health::NotReady)), (2, None)]);
+        assert!(source.take(&page(&[])).is_err());
+    }
+
+    #[test]
+    fn of_a_host_of_several_clusters_the_worst_counts() {
+        let (well, ill, leaves) = (
+            host(1, "{}"),
+            host(1, r#"{"failed_outlier_check":true}"#),
+            host(1, r#"{"eds_health_status":"DRAINING"}"#),
+        );
+        for (hosts, verdict) in [
+            ([&well, &ill], Health::NotReady),
+            ([&ill, &well], Health::NotReady),
+            ([&ill, &leaves], Health::Draining),
+            ([&leaves, &ill], Health::Draining),
+        ] {
+            let [a, b] = hosts.map(|host| [host.clone()]);
+            let found = source(&["a", "b"]).take(&page(&[("a", &a), ("b", &b)])).unwrap();
+            assert_eq!(seen(&found), [(1, Some(verdict))]);
         }
     }
 

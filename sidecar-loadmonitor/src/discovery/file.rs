@@ -73,6 +73,10 @@ impl Look for WorkersFile {
 
 impl WorkersFile {
     async fn read(&self) -> std::io::Result<Vec<u8>> {
+        // Opening a pipe waits for a writer.
+        if !tokio::fs::metadata(&self.path).await?.is_file() {
+            return Err(std::io::Error::other("it is no file"));
+        }
         let mut bytes = Vec::new();
         tokio::fs::File::open(&self.path).await?.take(MAX_BYTES + 1).read_to_end(&mut bytes).await?;
         Ok(bytes)

@@ -106,5 +106,6 @@ pub(crate) fn readings(bytes: &[u8]) -> Vec<Found> {
     }
     let clusters: Vec<EnvoyCluster> =
         ["engines", "engines=decode"].iter().filter_map(|name| name.parse().ok()).collect();
-    [file::parse(bytes), envoy::hosts(bytes, &clusters, "http")].into_iter().flatten().flatten().collect()
+    let of_envoy = envoy::hosts(bytes, &clusters, "http").into_iter().flatten().flatten().flatten();
+    file::parse(bytes).into_iter().flatten().chain(of_envoy).collect()
 }

@@ -125,9 +125,10 @@ impl Book {
         outcome
     }
 
-    /// The workers that sources in front of this one name, by their addresses.
+    /// The workers that sources in front of this one name, by their addresses. One of which nothing is known yet stands
+    /// in for nobody.
     fn known_before(&self, source: usize) -> HashMap<String, String> {
-        let before = |entry: &Entry| entry.named_by.keys().any(|other| *other < source);
+        let before = |entry: &Entry| entry.visible() && entry.named_by.keys().any(|other| *other < source);
         let known = self.entries.iter().filter(|(_, entry)| before(entry));
         known.filter_map(|(key, entry)| Some((entry.address.clone()?, key.clone()))).collect()
     }
@@ -190,7 +191,10 @@ impl Book {
         let next = entry.named_by.values().next().map(|naming| Arc::clone(&naming.spec));
         match next {
             Some(spec) if *spec != *entry.spec => match Worker::parse(&spec.url) {
-                Ok(worker) => self.rename(key, spec, worker, outcome),
+                Ok(worker) => {
+                    let key = self.moved(key, worker.route(""), outcome);
+                    self.rename(&key, spec, worker, outcome);
+                }
                 Err(_) => self.settle_change(key, outcome),
             },
             Some(_) => self.settle_change(key, outcome),
@@ -200,8 +204,31 @@ impl Book {
                 self.awaited -= usize::from(awaited);
                 outcome.stop.push(key.to_owned());
             }
+            // It is the name that leaves, not the engine.
+            None if self.is_known_otherwise(key) => self.remove(key, outcome),
             None => self.leave(key, now, outcome),
         }
+    }
+
+    /// Whether there is another worker, of which something is known, at the same address.
+    fn is_known_otherwise(&self, key: &str) -> bool {
+        let address = self.entries.get(key).and_then(|entry| entry.address.as_ref());
+        let same = |(other, entry): (&String, &Entry)| {
+            other != key && entry.visible() && entry.leaves.is_none() && entry.address.as_ref() == address
+        };
+        address.is_some() && self.entries.iter().any(same)
+    }
+
+    /// Puts the worker of `key` under the key of its new name, if nobody stands there; returns where it is.
+    fn moved(&mut self, key: &str, to: String, outcome: &mut Outcome) -> String {
+        if to == key || self.entries.contains_key(&to) {
+            return key.to_owned();
+        }
+        if let Some(entry) = self.entries.remove(key) {
+            outcome.stop.push(key.to_owned());
+            self.entries.insert(to.clone(), entry);
+        }
+        to
     }
 
     fn leave(&mut self, key: &str, now: Instant, outcome: &mut Outcome) {

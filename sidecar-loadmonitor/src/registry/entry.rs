@@ -159,7 +159,10 @@ impl Entry {
             health: Some(self.health()),
             load: self.load,
             poll: self.poll,
-            info: with_info.then(|| Box::new(self.info())),
+            info: with_info
+                .then(|| self.info())
+                .filter(|info| self.identity.is_some() || *info != Info::default())
+                .map(Box::new),
         }
     }
 

@@ -8,8 +8,8 @@ use std::{
 
 use filter_core::report::Health;
 use tokio::{
-    sync::watch,
-    time::{Instant, sleep, sleep_until},
+    sync::{Notify, watch},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use super::{Registry, book::Start};
@@ -21,6 +21,8 @@ const AGAIN_AFTER_SUCCESS: Duration = Duration::from_millis(100);
 const AGAIN_AFTER_FAILURE: Duration = Duration::from_secs(3);
 /// A worker is asked so often what it is: adapters come and go.
 const IDENTIFY_EVERY: Duration = Duration::from_secs(60);
+/// One that has not said what it is, is asked again so soon, then after twice the time and so on.
+const IDENTIFY_AGAIN: Duration = Duration::from_millis(500);
 /// All workers begin a round within so long a time, or a tenth of the interval.
 const MAX_SPREAD: Duration = Duration::from_millis(100);
 
@@ -37,6 +39,7 @@ pub(super) async fn live(registry: Weak<Registry>, start: Start) {
         probe_timeout: own(start.spec.health.timeout_secs, registry.paces.probe_timeout),
         own_pace: start.spec.load_monitor_interval_secs.map(Duration::from_secs),
         phase: phase(&start.key),
+        doubtful: Notify::new(),
         registry,
         start,
         engine,
@@ -60,6 +63,8 @@ struct One {
     /// From one poll to the next, where it is not polled with all others.
     own_pace: Option<Duration>,
     phase: f64,
+    /// Told when what is known of what it is may be wrong.
+    doubtful: Notify,
 }
 
 impl One {
@@ -113,6 +118,7 @@ impl One {
     async fn polls(&self, mut pollable: watch::Receiver<bool>) {
         let mut rounds = self.registry.rounds.subscribe();
         let offset = self.offset(self.registry.paces.interval);
+        let mut failed = false;
         loop {
             if pollable.wait_for(|pollable| *pollable).await.is_err() {
                 return;
@@ -122,6 +128,10 @@ impl One {
             let polled = self.engine.poll(self.registry.paces.timeout).await;
             let now = Instant::now();
             let seconds = (now - began).as_secs_f64();
+            // Whoever answers again may be another one.
+            if std::mem::replace(&mut failed, polled.told.is_err()) && !failed {
+                self.doubtful.notify_one();
+            }
             let outcome = self.registry.book().polled(&self.start.key, self.start.life, polled, seconds, now);
             self.registry.carry_out(outcome);
             match self.own_pace {
@@ -158,18 +168,34 @@ impl One {
 
     async fn questions(&self) {
         loop {
-            sleep(IDENTIFY_EVERY + self.offset(IDENTIFY_EVERY)).await;
-            self.identify().await;
+            let _ = timeout(IDENTIFY_EVERY + self.offset(IDENTIFY_EVERY), self.doubtful.notified()).await;
+            let mut pause = IDENTIFY_AGAIN;
+            while !self.ask().await && pause < IDENTIFY_EVERY {
+                sleep(pause).await;
+                pause *= 2;
+            }
         }
     }
 
+    /// Asks what it is, and has it asked again soon if it does not say.
     async fn identify(&self) {
+        if !self.ask().await {
+            self.doubtful.notify_one();
+        }
+    }
+
+    /// Whether it says what it is.
+    async fn ask(&self) -> bool {
         match self.engine.identify(self.probe_timeout).await {
             Ok(identity) => {
                 let outcome = self.registry.book().identified(&self.start.key, self.start.life, identity);
                 self.registry.carry_out(outcome);
+                true
             }
-            Err(why) => tracing::debug!(worker = self.start.spec.url, why, "does not say what it is"),
+            Err(why) => {
+                tracing::debug!(worker = self.start.spec.url, why, "does not say what it is");
+                false
+            }
         }
     }
 }

@@ -172,6 +172,33 @@ fn who_is_dismissed_stays_away_until_it_is_named_anew() {
     assert_eq!(bed.all().workers.len(), 2);
 }
 
+/// The name of an engine that others know by its address comes and goes; the engine does not.
+#[test]
+fn an_engine_that_is_named_otherwise_is_not_out_of_rotation_for_that() {
+    let (name, address) = ("http://localhost:1", "http://127.0.0.1:1");
+    let mut bed = bed(2, false);
+    bed.name(0, &[]);
+    let start = bed.name(1, &[address]).start.remove(0);
+    bed.probe(&start, true);
+    bed.book.completes();
+    bed.all();
+    let named = bed.name(0, &[name]).start.remove(0);
+    assert!(bed.name(1, &[address]).stop.is_empty(), "of the name nothing is known yet");
+    bed.probe(&named, true);
+    bed.book.located(&named.key, named.life, "127.0.0.1:1".to_owned());
+    bed.news().unwrap();
+    bed.name(1, &[address]);
+    let news = bed.news().unwrap();
+    assert_eq!((healths(&bed.all()), news.removed), (vec![(name, Health::Ready)], vec![address.to_owned()]));
+
+    let back = bed.name(0, &[]);
+    assert_eq!((&back.stop, &back.start[0].key), (&vec![named.key], &start.key));
+    let news = bed.news().unwrap();
+    assert_eq!((healths(&news), &*news.removed), (vec![(address, Health::Ready)], &[name.to_owned()][..]));
+    assert!(bed.name(1, &[address]).stop.is_empty());
+    assert_eq!(healths(&bed.all()), [(address, Health::Ready)]);
+}
+
 #[test]
 fn who_is_given_up_comes_back_only_if_it_is_named_anew() {
     for remove in [false, true] {
