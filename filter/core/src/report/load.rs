@@ -20,12 +20,16 @@ pub struct Load {
     pub throughput: f64,
 }
 
+/// Tokens per second that no engine generates. A worker that was believed more would empty any queue in no time, and be
+/// sent everything.
+const NO_THROUGHPUT: f64 = 1e8;
+
 /// Digits after the decimal point that are sent.
 const SCALE: f64 = 1e4;
 
 impl Load {
     /// The load with every number that cannot be true made harmless: not finite or negative becomes 0,
-    /// KV usage is at most 1, counts fit 32 bits.
+    /// KV usage is at most 1, counts fit 32 bits, and a throughput beyond belief is none that is told.
     #[must_use]
     pub fn sanitized(self) -> Self {
         // The sum of nothing is -0, which would be shown: + 0 makes it 0.
@@ -36,7 +40,7 @@ impl Load {
             waiting: clean(self.waiting, most),
             running: clean(self.running, most),
             kv_usage: clean(self.kv_usage, 1.0),
-            throughput: clean(self.throughput, 1e12),
+            throughput: if self.throughput < NO_THROUGHPUT { clean(self.throughput, NO_THROUGHPUT) } else { 0.0 },
         }
     }
 
@@ -102,6 +106,9 @@ mod tests {
 
     #[test]
     fn a_load_is_five_short_numbers_and_later_ones_may_follow() {
+        for (throughput, believed) in [(99_999_999.0, 99_999_999.0), (1e8, 0.0), (1e300, 0.0), (f64::NAN, 0.0)] {
+            assert_eq!(Load { throughput, ..Load::default() }.sanitized().throughput, believed);
+        }
         let load = Load { queued_tokens: 9216.0, waiting: 4.0, running: 17.0, kv_usage: 1.0 / 3.0, throughput: 812.45 };
         assert_eq!(serde_json::to_string(&load).unwrap(), "[9216,4,17,0.3333,812.45]");
         assert_eq!(serde_json::from_str::<Load>("[1,2,3,0.5,4,99]").unwrap().throughput, 4.0);
