@@ -40,6 +40,7 @@ fn route(name: &str, metadata: &Value) -> Value {
 
 fn routes() -> Vec<Value> {
     let mut routes: Vec<_> = POLICIES.iter().map(|policy| route(policy, &json!({ "policy": policy }))).collect();
+    routes.push(route("spelled", &json!({ "policy": "LeastLoad" })));
     routes.push(route("unknown", &json!({ "policy": "fastest" })));
     routes.push(route("number", &json!({ "policy": 5 })));
     routes.push(route("empty", &json!({})));
@@ -60,8 +61,12 @@ async fn a_routes_metadata_names_its_policy_and_an_unknown_name_changes_nothing(
     let (_gates, envoy) = start(plugin, None).await;
     let mut threads = envoy.connection_per_thread().await;
     let mut counted = std::collections::BTreeMap::new();
-    for route in POLICIES.into_iter().chain(["unknown", "number", "empty", "none"]) {
-        let policy = if POLICIES.contains(&route) { route } else { "round_robin" };
+    for route in POLICIES.into_iter().chain(["spelled", "unknown", "number", "empty", "none"]) {
+        let policy = match route {
+            "spelled" => "least_load",
+            "unknown" | "number" | "empty" | "none" => "round_robin",
+            policy => policy,
+        };
         let mut workers = BTreeSet::new();
         for number in 0..8 {
             let request = post(chat("m", "A question"), &[(ROUTE, route), (KEY, "one user")]);
@@ -84,6 +89,14 @@ async fn a_routes_metadata_names_its_policy_and_an_unknown_name_changes_nothing(
     .await;
     eventually(SOON, "the key that a route's policy has given a worker is counted", async || {
         envoy.metrics().await.sum("smg_manual_policy_cache_entries", &[]) == 1.0
+    })
+    .await;
+    let warned = |what: &str| {
+        let log = envoy.log();
+        log.lines().filter(|line| line.contains("a route's metadata") && line.contains(what)).count()
+    };
+    eventually(SOON, "each thread has warned once of the name and of the number", async || {
+        warned("names no policy") == 8 && warned("\"fastest\"") == 4
     })
     .await;
     counts_become(&envoy, 0, "at the end").await;

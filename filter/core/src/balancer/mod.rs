@@ -8,6 +8,7 @@ mod explain;
 mod gauges;
 mod ledger;
 mod list;
+mod misnamed;
 mod place;
 mod placements;
 mod reaper;
@@ -46,6 +47,7 @@ use crate::store::{Store, StoreError};
 
 use self::audit::Audit;
 use self::bucketless::Bucketless;
+use self::misnamed::Misnamed;
 use self::requests::Requests;
 use self::roster::Roster;
 use self::sticky::Sweep;
@@ -131,6 +133,7 @@ pub struct Balancer {
     requests: Requests,
     warned_unplaced: bool,
     warned_policies: Vec<String>,
+    misnamed: Misnamed,
     /// Workers of the last snapshot that were not kept.
     dropped: u64,
     warned_passthrough: bool,
@@ -196,6 +199,7 @@ impl Balancer {
             requests: Requests::default(),
             warned_unplaced: false,
             warned_policies: Vec::new(),
+            misnamed: Misnamed::default(),
             dropped: 0,
             warned_passthrough: false,
             bucketless: Bucketless::default(),

@@ -98,22 +98,6 @@ impl Balancer {
         }
     }
 
-    /// Says once of each label that it names no policy.
-    fn warn_policies(&mut self, context: &mut Context<'_>) {
-        let unknown = self.fleet.unknown_policies();
-        if unknown != self.warned_policies {
-            self.warned_policies = unknown.to_vec();
-            let known: Vec<&str> = PolicyName::ALL.iter().map(|name| name.as_str()).collect();
-            for label in &self.warned_policies {
-                let line = format!(
-                    "the worker label policy={label:?} names no policy and changes nothing; known: {}",
-                    known.join(", ")
-                );
-                context.log.line(Level::Warn, &line);
-            }
-        }
-    }
-
     /// Says of a reporter that it names workers that cannot be kept, whenever their number changes.
     fn warn_dropped(&mut self, context: &mut Context<'_>, dropped: u64) {
         if std::mem::replace(&mut self.dropped, dropped) != dropped && dropped > 0 {

@@ -468,13 +468,13 @@ fn says(header: Option<Vec<u8>>) -> bool {
     header.is_some_and(|value| !value.is_empty())
 }
 
-/// The policy that the route's metadata names, where metadata is looked at; a name that is none changes nothing.
+/// The policy that the route's metadata names, where metadata is looked at.
 fn route_policy(scene: &mut Scene<'_, '_>) -> Option<PolicyName> {
     if !scene.balancer.config().route_metadata {
         return None;
     }
     let name = scene.http.property(&["xds", "route_metadata", "filter_metadata", "smg", "policy"])?;
-    PolicyName::from_name(std::str::from_utf8(&name).ok()?)
+    scene.balancer.policy_of_route(&name)
 }
 
 fn parse_status(raw: &[u8]) -> Option<u16> {

@@ -19,14 +19,21 @@ impl PolicyRef {
         Self { name, built_in: false }
     }
 
-    /// The policy that a worker's label names: one that the configuration names too is tuned by it, any other has the
-    /// built-in settings. None if there is no such policy. Capitals and underscores do not matter.
+    /// The policy that a worker's label names, see [`Self::spelled`]: one that the configuration names too is tuned by it,
+    /// any other has the built-in settings. None if there is no such policy.
     #[must_use]
     pub fn of_label(config: &Config, label: &str) -> Option<Self> {
-        let plain = |name: &str| name.replace('_', "").to_ascii_lowercase();
-        let wanted = plain(label);
-        let name = *PolicyName::ALL.iter().find(|name| plain(name.as_str()) == wanted)?;
+        let name = Self::spelled(label)?;
         Some(Self { name, built_in: name != config.policy })
+    }
+
+    /// The policy of this name, in which capitals and underscores do not matter.
+    #[must_use]
+    pub fn spelled(name: &str) -> Option<PolicyName> {
+        fn plain(name: &str) -> impl Iterator<Item = u8> {
+            name.bytes().filter(|&byte| byte != b'_').map(|byte| byte.to_ascii_lowercase())
+        }
+        PolicyName::ALL.iter().copied().find(|known| plain(known.as_str()).eq(plain(name)))
     }
 }
 

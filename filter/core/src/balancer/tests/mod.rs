@@ -74,6 +74,13 @@ impl Log for Lines {
     }
 }
 
+impl Lines {
+    /// All warnings so far.
+    pub(crate) fn warnings(&self) -> Vec<&str> {
+        self.0.iter().filter(|(level, _)| *level == Level::Warn).map(|(_, line)| line.as_str()).collect()
+    }
+}
+
 /// One VM with one configuration.
 pub(crate) struct Vm {
     pub(crate) balancer: Balancer,

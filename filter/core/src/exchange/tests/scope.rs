@@ -6,6 +6,7 @@ use crate::balancer::tests::{config, parse};
 
 const CLUSTER: &str = "xds.cluster_name";
 const ENABLED: &str = "xds.route_metadata.filter_metadata.smg.enabled";
+const POLICY: &str = "xds.route_metadata.filter_metadata.smg.policy";
 
 /// Whether a chat with these properties is balanced under the configuration members `more`.
 fn is_balanced(more: &str, properties: &[(&str, &[u8])]) -> bool {
@@ -47,6 +48,52 @@ fn a_route_can_ask_for_it_where_routes_are_asked() {
     assert!(!is_balanced(asked, &[(CLUSTER, b"other"), (ENABLED, b"")]));
     assert!(!is_balanced(asked, &[(CLUSTER, b"other")]));
     assert!(!is_balanced(r#""clusters":["engines"],"#, &[(CLUSTER, b"other"), (ENABLED, &[1])]));
+}
+
+/// The workers of four requests, one after the other, on a route whose metadata names `policy`.
+fn picks(bench: &mut Bench, policy: impl AsRef<[u8]>) -> Vec<usize> {
+    let mut pick = || routed(&bench.send(&mut Script::chat(chat("m", "hi")).property(POLICY, &policy)).1);
+    (0..4).map(|_| pick()).collect()
+}
+
+#[test]
+fn a_route_may_spell_its_policy_as_labels_do() {
+    for spelled in ["passthrough", "PassThrough", "pass_through"] {
+        let mut bench = Bench::new(config("round_robin", 4, r#""route_metadata":true,"#));
+        assert_eq!(picks(&mut bench, spelled), [0, 0, 0, 0], "{spelled}");
+        bench.vm.tick();
+        assert_eq!(bench.vm.world.log.warnings(), [""; 0], "{spelled}");
+    }
+}
+
+#[test]
+fn a_route_that_names_no_policy_is_warned_of_once_and_changes_nothing() {
+    let mut bench = Bench::new(config("round_robin", 4, r#""route_metadata":true,"#));
+    for _ in 0..3 {
+        for name in [&b"raund_robin"[..], b"fastest", b"\0\xff", b""] {
+            let mut workers = picks(&mut bench, name);
+            workers.sort_unstable();
+            assert_eq!(workers, [0, 1, 2, 3], "{name:?}");
+        }
+        bench.vm.tick();
+    }
+    let warned = bench.vm.world.log.warnings();
+    assert_eq!(warned.len(), 3, "{warned:?}");
+    for name in ["raund_robin", "fastest", "\\0"] {
+        let line = format!("policy: \"{name}");
+        assert!(warned.iter().any(|warning| warning.contains(&line) && warning.contains("least_load")), "{warned:?}");
+    }
+}
+
+#[test]
+fn however_many_policies_routes_name_in_vain_the_warnings_are_few_and_short() {
+    let mut bench = Bench::new(config("round_robin", 4, r#""route_metadata":true,"#));
+    for number in 0..500 {
+        picks(&mut bench, format!("{number}{}", "x".repeat(9999)));
+    }
+    bench.vm.tick();
+    let warned = bench.vm.world.log.warnings();
+    assert!(warned.len() == 16 && warned.iter().all(|line| line.len() < 500), "{} warnings", warned.len());
 }
 
 #[test]
