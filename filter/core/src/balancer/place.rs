@@ -18,6 +18,8 @@ use crate::store::StoreError;
 /// What is asked of a placement.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Prompt<'a> {
+    /// The place in the configuration's list of the cluster it is routed to, if that is known.
+    pub cluster: Option<usize>,
     /// The model; empty means any.
     pub model: &'a str,
     /// The routing text.
@@ -143,7 +145,7 @@ impl Balancer {
         ledger: &mut Ledger,
     ) -> Result<Ticket, Refusal> {
         let fleet = Rc::clone(&self.fleet);
-        let pool = fleet.pool(prompt.model);
+        let pool = fleet.pool_within(prompt.cluster, prompt.model);
         if pool.workers.is_empty() {
             if fleet.waits() {
                 // Workers are registered whose addresses nobody has told yet, or nobody has told of any: one may serve it.

@@ -134,6 +134,8 @@ pub enum WorkerId {
 pub struct Exchange {
     phase: Phase,
     endpoint: Endpoint,
+    /// The place in the configuration's list of the cluster it is routed to.
+    cluster: Option<usize>,
     /// The token hint, kept aside until the request is placed.
     tokens: Option<Vec<u8>>,
     /// The model that the configured header names; it wins over the body's.
@@ -169,9 +171,8 @@ enum Phase {
 impl Exchange {
     /// The request's head. `ends` says that no body follows.
     pub fn on_request_headers(&mut self, scene: &mut Scene<'_, '_>, ends: bool) -> Step {
-        if !is_ours(scene) {
-            return Step::Pass;
-        }
+        let Some(cluster) = cluster(scene) else { return Step::Pass };
+        self.cluster = cluster;
         self.policy = route_policy(scene);
         let method = scene.http.request_header(":method").unwrap_or_default();
         let path = scene.http.request_header(":path").unwrap_or_default();
@@ -407,9 +408,10 @@ impl Exchange {
         let response =
             if scene.balancer.remembers_responses() { self.response.as_deref().or_else(named) } else { None };
         let prompt = if any_worker {
-            Prompt { any_worker, key: counted, response, ..Prompt::default() }
+            Prompt { any_worker, cluster: self.cluster, key: counted, response, ..Prompt::default() }
         } else {
             Prompt {
+                cluster: self.cluster,
                 target: self.keys.target,
                 routing_key: self.keys.configured.as_deref(),
                 hash_key: self.keys.hash_key(rid),
@@ -451,16 +453,17 @@ impl Exchange {
     }
 }
 
-/// Whether the request's route leads to a cluster that this configuration balances.
-fn is_ours(scene: &mut Scene<'_, '_>) -> bool {
+/// The place of the route's cluster among those that this configuration balances, if it names them; None if the request is
+/// none of its own.
+fn cluster(scene: &mut Scene<'_, '_>) -> Option<Option<usize>> {
     let config = scene.balancer.config();
-    let Some(clusters) = &config.clusters else { return true };
+    let Some(clusters) = &config.clusters else { return Some(None) };
     let cluster = scene.http.property(&["xds", "cluster_name"]).unwrap_or_default();
-    if clusters.iter().any(|name| name.as_bytes() == cluster) {
-        return true;
-    }
+    let place = clusters.iter().position(|name| name.as_bytes() == cluster);
     let enabled = ["xds", "route_metadata", "filter_metadata", "smg", "enabled"];
-    config.route_metadata && scene.http.property(&enabled).is_some_and(|raw| raw.first() == Some(&1))
+    let mut is_enabled =
+        || config.route_metadata && scene.http.property(&enabled).is_some_and(|raw| raw.first() == Some(&1));
+    (place.is_some() || is_enabled()).then_some(place)
 }
 
 /// Whether a header says anything.

@@ -28,6 +28,8 @@ pub(super) struct Member {
     pub(super) limits: Overload,
     /// The policy that its label names.
     pub(super) policy_label: Option<String>,
+    /// The place in the configuration's list of the cluster it was found in.
+    pub(super) cluster: Option<usize>,
 }
 
 /// What all reporters together say of one worker: of each thing what was said last, since who has fallen silent may
@@ -77,19 +79,22 @@ pub(super) fn members(config: &Config, named: &Named) -> Vec<Member> {
         members.extend(member(config, worker, hash, told));
     }
     if config.discovers() {
-        for told in told.iter().filter(|told| at.contains_key(&told.hash) && is_wanted(config, told)) {
+        for told in told.iter().filter(|told| at.contains_key(&told.hash)) {
+            let Some(cluster) = cluster(config, told) else { continue };
             let worker = WorkerConfig { url: told.url.to_owned(), ..WorkerConfig::default() };
-            members.extend(member(config, &worker, told.hash, Some(told)));
+            let member = member(config, &worker, told.hash, Some(told));
+            members.extend(member.map(|member| Member { cluster, ..member }));
         }
     }
     members
 }
 
-/// Whether requests to a cluster of `config` can reach the worker.
-fn is_wanted(config: &Config, told: &Told<'_>) -> bool {
+/// The place of the worker's cluster among those of `config`, if both are known; None if requests to those of `config`
+/// cannot reach it.
+fn cluster(config: &Config, told: &Told<'_>) -> Option<Option<usize>> {
     match (&config.clusters, told.info.and_then(|info| info.cluster.as_ref())) {
-        (Some(clusters), Some(cluster)) => clusters.contains(cluster),
-        _ => true,
+        (Some(clusters), Some(cluster)) => clusters.iter().position(|name| name == cluster).map(Some),
+        _ => Some(None),
     }
 }
 
@@ -130,6 +135,7 @@ fn member(config: &Config, worker: &WorkerConfig, hash: u64, told: Option<&Told<
             token_usage: own.token_usage.or(said.token_usage).or(usual.token_usage),
         },
         policy_label: worker.labels.get(POLICY_LABEL).or_else(|| info?.labels.get(POLICY_LABEL)).cloned(),
+        cluster: None,
     })
 }
 

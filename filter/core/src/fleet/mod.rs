@@ -3,6 +3,7 @@
 //! A fleet is built when the configuration, the fleet table or the named workers change and is immutable afterwards;
 //! exchanges keep the one they were placed with.
 
+mod clusters;
 mod members;
 mod policies;
 pub mod ring;
@@ -17,6 +18,7 @@ use crate::state::fleet::{FleetState, url_hash};
 use crate::state::load::SlotId;
 use crate::state::named::Named;
 
+use self::clusters::Reachable;
 use self::members::Member;
 use self::ring::Ring;
 
@@ -68,6 +70,8 @@ pub struct Worker {
     pub mode: ConnectionMode,
     /// The policy that its label names for the models it serves.
     pub policy: Option<PolicyRef>,
+    /// The place in [`Config::clusters`] of the cluster it was found in, if it was found by itself and in one of these.
+    pub cluster: Option<usize>,
 }
 
 impl Worker {
@@ -114,6 +118,8 @@ pub struct Fleet {
     any: Pool,
     /// Workers that have named no model: they serve the models nobody has named.
     unnamed: Pool,
+    /// The pools of requests to a cluster, by its place in the configuration, if there are several.
+    by_cluster: HashMap<usize, Reachable>,
     by_address: HashMap<String, u16>,
     by_slot: HashMap<SlotId, u16>,
     by_hash: HashMap<u64, u16>,
@@ -168,12 +174,12 @@ impl Fleet {
         self.by_slot.insert(id, index);
         self.by_hash.insert(member.hash, index);
         let mode = if member.url.starts_with("grpc") { ConnectionMode::Grpc } else { ConnectionMode::Http };
-        let Member { url, hash, models, breaker, statuses, limits, policy_label, .. } = member;
+        let Member { url, hash, models, breaker, statuses, limits, policy_label, cluster, .. } = member;
         let policy = policy_label.as_ref().and_then(|label| PolicyRef::of_label(config, label));
         if policy.is_none() {
             self.unknown_policies.extend(policy_label);
         }
-        self.workers.push(Worker { url, hash, address, models, id, breaker, statuses, limits, mode, policy });
+        self.workers.push(Worker { url, hash, address, models, id, breaker, statuses, limits, mode, policy, cluster });
     }
 
     fn build_pools(&mut self, config: &Config, before: Option<&Self>) {
@@ -188,6 +194,7 @@ impl Fleet {
         }
         self.unnamed = self.pool_where(|worker| worker.models.is_empty());
         self.any = self.pool_where(|_| true);
+        self.build_clusters();
         // A model with a policy of its own must be known even where all models have the same workers.
         let usual = PolicyRef::tuned(config.policy);
         let differs = self.policies().any(|policy| policy != usual);
@@ -195,9 +202,12 @@ impl Fleet {
     }
 
     fn pool_where(&self, matches: impl Fn(&Worker) -> bool) -> Pool {
+        self.pool_of((0..).zip(&self.workers).filter(|(_, worker)| matches(worker)).map(|(index, _)| index))
+    }
+
+    fn pool_of(&self, workers: impl Iterator<Item = u16>) -> Pool {
         let mut pool = Pool::default();
-        for (index, worker) in self.workers.iter().enumerate().filter(|(_, worker)| matches(worker)) {
-            let Ok(index) = u16::try_from(index) else { break };
+        for (index, worker) in workers.filter_map(|index| Some((index, self.worker(index)?))) {
             pool.workers.push(index);
             pool.ids.push(worker.id);
             if !pool.blocks.contains(&worker.id.block()) {

@@ -2,7 +2,8 @@
 
 use super::super::WorkerId;
 use super::{Bench, Exchange, ResponseStep, Script, Step, chat, replied, routed};
-use crate::balancer::tests::{config, parse};
+use crate::balancer::tests::{address, config, parse, url};
+use crate::report::{Info, Snapshot, WorkerReport};
 
 const CLUSTER: &str = "xds.cluster_name";
 const ENABLED: &str = "xds.route_metadata.filter_metadata.smg.enabled";
@@ -94,6 +95,74 @@ fn however_many_policies_routes_name_in_vain_the_warnings_are_few_and_short() {
     bench.vm.tick();
     let warned = bench.vm.world.log.warnings();
     assert!(warned.len() == 16 && warned.iter().all(|line| line.len() < 500), "{} warnings", warned.len());
+}
+
+/// Clusters "a", "b" and "c" under `policy`, with the workers that a sidecar has found in clusters of these names (empty
+/// where it does not say), each with its model.
+fn found(policy: &str, workers: &[(&str, &str)]) -> Bench {
+    let text = r#""clusters":["a","b","c"],"route_metadata":true,"max_attempts":4,"max_workers":64"#;
+    let mut bench = Bench::new(parse(&format!(r#"{{{text},"policy":"{policy}"}}"#)));
+    let report = |(number, (cluster, model)): (usize, &(&str, &str))| {
+        let cluster = (!cluster.is_empty()).then(|| (*cluster).to_owned());
+        let info = Info { models: vec![(*model).to_owned()], cluster, ..Info::default() };
+        let address = Some(address(number));
+        WorkerReport { url: url(number), address, info: Some(Box::new(info)), ..WorkerReport::default() }
+    };
+    let reports = workers.iter().enumerate().map(report).collect();
+    bench.vm.take(&Snapshot::of(1, 1, 10_000, reports));
+    bench.vm.tick();
+    bench
+}
+
+/// All workers that a request for `model` on a route to `cluster` may be sent to.
+fn reach(bench: &mut Bench, cluster: &str, model: &str) -> Vec<String> {
+    let request = Script::chat(chat(model, "a prompt that is long enough"));
+    let mut http = request.property(CLUSTER, cluster).property(ENABLED, [1]).header("x-smg-routing-key", "k");
+    let (mut exchange, step) = bench.send(&mut http);
+    let Step::Route(route) = step else { panic!("{cluster}: {step:?}") };
+    bench.done(&mut exchange, &mut http);
+    let mut workers: Vec<String> = route.destination.split(',').map(str::to_owned).collect();
+    workers.sort_unstable();
+    workers.dedup();
+    workers
+}
+
+#[test]
+fn who_was_found_in_a_cluster_takes_the_requests_of_that_one() {
+    let policies = ["cache_aware", "round_robin", "consistent_hashing", "manual", "prefix_hash", "least_load"];
+    for policy in policies {
+        let mut bench = found(policy, &[("a", "m"), ("b", "m"), ("", "m"), ("elsewhere", "m")]);
+        for _ in 0..3 {
+            for model in ["m", ""] {
+                assert_eq!(reach(&mut bench, "a", model), [address(0), address(2)], "{policy}");
+                assert_eq!(reach(&mut bench, "b", model), [address(1), address(2)], "{policy}");
+                // Nobody is known to be in c, whose hosts may be told as those of a cluster that shares them; and of
+                // other clusters nothing is known, where a route asks for them.
+                for other in ["c", "else", ""] {
+                    assert_eq!(reach(&mut bench, other, model), [address(0), address(1), address(2)], "{policy}");
+                }
+            }
+        }
+        assert_eq!(bench.in_flight(3), 0);
+    }
+}
+
+#[test]
+fn a_model_that_only_another_cluster_serves_is_unknown_in_this_one() {
+    let mut bench = found("least_load", &[("a", "one"), ("b", "two")]);
+    for (cluster, model, worker) in [("a", "one", 0), ("b", "two", 1), ("c", "two", 1)] {
+        assert_eq!(reach(&mut bench, cluster, model), [address(worker)]);
+    }
+    let answer = replied(bench.send(&mut Script::chat(chat("two", "hi")).property(CLUSTER, "a")).1);
+    assert_eq!(answer.status, 404);
+}
+
+#[test]
+fn with_workers_of_one_cluster_all_take_any_request() {
+    let mut bench = found("round_robin", &[("a", "m"), ("a", "m"), ("", "m")]);
+    for cluster in ["a", "b", "c"] {
+        assert_eq!(reach(&mut bench, cluster, "m").len(), 3, "{cluster}");
+    }
 }
 
 #[test]
