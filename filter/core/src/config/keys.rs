@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use super::values::{ascending, count, header, headers, name, number, strings, whole};
+use super::overrides::POSITIVE;
+use super::values::{ascending, count, header, name, number, strings, whole};
 use super::{
     AssignmentMode, CacheIndex, ColdStartTies, Config, ConfigError, ExposeWorkerId, LoadMetric, LogLevel,
     OnInvalidConfig, PolicyName, Role, ScoreParams, TrustRoutingHeaders, reports, scope, workers,
@@ -27,6 +28,7 @@ pub(super) fn read(members: &Map<String, Value>, config: &mut Config) -> Result<
                 valid(value).ok_or_else(|| ConfigError::value(given, value, key.allowed))?;
                 config.without_effect.push(key.name);
             }
+            Set::KeyHeaders => config.routing_key_headers = headers(given, value)?,
             Set::Reports => config.reports = reports::read(given, value)?,
             Set::Workers => {
                 config.workers = workers::read(given, value)?;
@@ -51,6 +53,7 @@ enum Set {
     Nothing(fn(&Value) -> Option<()>),
     Workers,
     Reports,
+    KeyHeaders,
 }
 
 impl Key {
@@ -72,9 +75,12 @@ impl Key {
     }
 }
 
+const HEADER: &str = "a header's name";
+const HEADERS: &str = "an array of header names, at least one";
 const BOOLEAN: &str = "true or false";
-const WHOLE: &str = "a whole number, 0 or more";
-const POSITIVE: &str = "a whole number, 1 or more";
+const WHOLE: &str = "a whole number from 0 to 4294967295";
+/// Up to what a number of JSON says exactly.
+const LARGE: &str = "a whole number from 0 to 9007199254740992";
 const SHARE: &str = "a number from 0 to 1";
 const USAGE: &str = "a number above 0; 1 or more turns it off";
 const NOT_NEGATIVE: &str = "a number, 0 or more";
@@ -92,6 +98,14 @@ const LEG_POLICIES: [&str; 9] = [
     "consistent_hashing",
     "manual",
 ];
+
+/// Header names, at least one.
+fn headers(given: &str, value: &Value) -> Result<Vec<String>, ConfigError> {
+    let names = value.as_array().filter(|names| !names.is_empty());
+    let names = names.ok_or_else(|| ConfigError::value(given, value, HEADERS))?;
+    let refused = |at: usize, name: &Value| ConfigError::value(&format!("{given}[{at}]"), name, HEADER);
+    names.iter().enumerate().map(|(at, name)| header(name).ok_or_else(|| refused(at, name))).collect()
+}
 
 fn share(number: f64) -> bool {
     (0.0..=1.0).contains(&number)
@@ -144,10 +158,8 @@ const KEYS: &[Key] = &[
     .or("retry_max_retries"),
     Key::new("clusters", "an array of cluster names", |c, v| put(&mut c.clusters, strings(v).map(Some))),
     Key::new("route_metadata", BOOLEAN, |c, v| put(&mut c.route_metadata, v.as_bool())),
-    Key::new("model_header", "a header's name", |c, v| put(&mut c.model_header, header(v).map(Some))),
-    Key::new("routing_key_headers", "an array of header names, at least one", |c, v| {
-        put(&mut c.routing_key_headers, headers(v))
-    }),
+    Key::new("model_header", HEADER, |c, v| put(&mut c.model_header, header(v).map(Some))),
+    Key { name: "routing_key_headers", alias: None, allowed: HEADERS, set: Set::KeyHeaders },
     Key::new("trust_routing_headers", "always, internal or never", |c, v| {
         put(&mut c.trust_routing_headers, TrustRoutingHeaders::from_name(v.as_str()?))
     }),
@@ -160,10 +172,10 @@ const KEYS: &[Key] = &[
         let workers = count(v, 64).filter(|&workers| workers <= 4096)?;
         put(&mut c.max_workers, Some(workers.next_multiple_of(64)))
     }),
-    Key::new("max_tree_size", "a whole number of bytes, 1 or more", |c, v| {
+    Key::new("max_tree_size", "a whole number of bytes from 1 to 9007199254740992", |c, v| {
         put(&mut c.max_tree_size, whole(v).filter(|&bytes| bytes > 0))
     }),
-    Key::new("max_buffered_request_bytes", WHOLE, |c, v| put(&mut c.max_buffered_request_bytes, whole(v))),
+    Key::new("max_buffered_request_bytes", LARGE, |c, v| put(&mut c.max_buffered_request_bytes, whole(v))),
     Key::new("on_invalid_config", "refuse or passthrough", |c, v| {
         put(&mut c.on_invalid_config, OnInvalidConfig::from_name(v.as_str()?))
     }),
@@ -173,7 +185,7 @@ const KEYS: &[Key] = &[
     // cache_aware
     Key::new("cache_threshold", SHARE, |c, v| put(&mut c.cache.threshold, number(v, share).map(|share| share as f32)))
         .or("cache_match_threshold"),
-    Key::new("balance_abs_threshold", WHOLE, |c, v| put(&mut c.cache.balance_abs, whole(v))).or("spill_abs_threshold"),
+    Key::new("balance_abs_threshold", LARGE, |c, v| put(&mut c.cache.balance_abs, whole(v))).or("spill_abs_threshold"),
     Key::new("balance_rel_threshold", FACTOR, |c, v| put(&mut c.cache.balance_rel, number(v, |number| number >= 1.0)))
         .or("spill_rel_threshold"),
     Key::new("balance_token_usage_threshold", USAGE, |c, v| {
@@ -188,10 +200,14 @@ const KEYS: &[Key] = &[
     }),
     Key::new("block_size", POSITIVE, |c, v| put(&mut c.cache.block_size, count(v, 1))),
     Key::new("cache_index", "tree or hash", |c, v| put(&mut c.cache.index, CacheIndex::from_name(v.as_str()?))),
-    Key::new("cache_boundaries", "an array of at most 16 whole numbers above 0, strictly ascending", |c, v| {
-        // Each costs a read and a write of shared data.
-        put(&mut c.cache_boundaries, ascending(v).filter(|boundaries| boundaries.len() <= 16))
-    }),
+    Key::new(
+        "cache_boundaries",
+        "an array of at most 16 whole numbers from 1 to 4294967295, strictly ascending",
+        |c, v| {
+            // Each costs a read and a write of shared data.
+            put(&mut c.cache_boundaries, ascending(v).filter(|boundaries| boundaries.len() <= 16))
+        },
+    ),
     Key::new("cache_ttl_secs", POSITIVE, |c, v| put(&mut c.cache.ttl_secs, count(v, 1))),
     Key::new("eviction_interval", WHOLE, |c, v| put(&mut c.sticky.eviction_interval_secs, count(v, 0)))
         .or("eviction_interval_secs"),

@@ -15,7 +15,8 @@ const RESILIENCE: [&str; 6] = [
     "retryable_status_codes",
 ];
 const OVERLOAD: [&str; 2] = ["waiting_requests", "token_usage"];
-const POSITIVE: &str = "a whole number, 1 or more";
+/// What a count may be that must not be 0.
+pub(super) const POSITIVE: &str = "a whole number from 1 to 4294967295";
 const STATUSES: &str = "an array of HTTP statuses, 100 to 599";
 
 /// The settings in `value`, an object at `path`.

@@ -43,12 +43,6 @@ pub(super) fn header(value: &Value) -> Option<String> {
     (!name.is_empty() && name.len() <= 256 && name.bytes().all(token)).then(|| name.to_ascii_lowercase())
 }
 
-/// Header names, at least one.
-pub(super) fn headers(value: &Value) -> Option<Vec<String>> {
-    let names: Vec<String> = value.as_array()?.iter().map(header).collect::<Option<_>>()?;
-    (!names.is_empty()).then_some(names)
-}
-
 /// Whole numbers above 0, each above the one before.
 pub(super) fn ascending(value: &Value) -> Option<Vec<u32>> {
     let numbers: Vec<u32> = value.as_array()?.iter().map(|number| count(number, 1)).collect::<Option<_>>()?;

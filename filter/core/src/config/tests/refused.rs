@@ -71,24 +71,31 @@ fn names_that_do_not_exist() {
 
 #[test]
 fn numbers_out_of_range() {
-    let whole = "a whole number, 0 or more";
-    let positive = "a whole number, 1 or more";
+    let whole = "a whole number from 0 to 4294967295";
+    let large = "a whole number from 0 to 9007199254740992";
+    let positive = "a whole number from 1 to 4294967295";
     check("cache_threshold", "1.5", "a number from 0 to 1");
     check("cache_match_threshold", "-0.1", "a number from 0 to 1");
-    check("balance_abs_threshold", "-1", whole);
-    check("balance_abs_threshold", "1.5", whole);
+    check("balance_abs_threshold", "-1", large);
+    check("balance_abs_threshold", "1.5", large);
+    check("balance_abs_threshold", "1e+20", large);
     check("balance_rel_threshold", "0.9", "a number, 1 or more");
     check("balance_token_usage_threshold", "0", "a number above 0; 1 or more turns it off");
     check("overload_token_usage_threshold", "0", "a number above 0; 1 or more turns it off");
     check("overlap_decay", "-1", "a number, 0 or more");
     check("selection_temperature", "-0.5", "a number, 0 or more");
     check("block_size", "0", positive);
-    check("max_tree_size", "0", "a whole number of bytes, 1 or more");
+    check("block_size", "4294967296", positive);
+    check("max_idle_secs", "4294967296", whole);
+    check("eviction_interval", "4294967296", whole);
+    for size in ["0", "1e+20"] {
+        check("max_tree_size", size, "a whole number of bytes from 1 to 9007199254740992");
+    }
     check("max_workers", "63", "a whole number from 64 to 4096");
     check("max_workers", "4097", "a whole number from 64 to 4096");
     check("max_attempts", "0", "a whole number from 1 to 16, and 1 + the route's num_retries");
     check("max_attempts", "17", "a whole number from 1 to 16, and 1 + the route's num_retries");
-    check("max_buffered_request_bytes", "-1", whole);
+    check("max_buffered_request_bytes", "-1", large);
     check("least_load_mean_prefill_tokens", "0", positive);
     check("least_load_max_waiting_requests", "4294967296", whole);
     check("cb_failure_threshold", "0", positive);
@@ -96,12 +103,15 @@ fn numbers_out_of_range() {
     check("cb_timeout_duration_secs", "0", positive);
     check("cb_window_duration_secs", "0", positive);
     check("cache_ttl_secs", "0", positive);
-    let boundaries = "an array of at most 16 whole numbers above 0, strictly ascending";
+    check("cache_ttl_secs", "4294967296", positive);
+    let boundaries = "an array of at most 16 whole numbers from 1 to 4294967295, strictly ascending";
+    check("cache_boundaries", "[8,4294967296]", boundaries);
     check("cache_boundaries", "[8,8]", boundaries);
     check("cache_boundaries", "[9,8]", boundaries);
     check("cache_boundaries", "[0,8]", boundaries);
     check("cache_boundaries", "[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]", boundaries);
     check("prefix_token_count", "0", positive);
+    check("prefix_token_count", "4294967296", positive);
     check("prefix_hash_load_factor", "0.5", "a number, 1 or more");
     check("prefix_hash_balance_abs_threshold", "-1", whole);
     check("bucket_adjust_interval_secs", "0", positive);
@@ -128,7 +138,12 @@ fn wrong_types() {
     check("model_header", "\":path\"", "a header's name");
     check("model_header", "\"a b\"", "a header's name");
     check("routing_key_headers", "[]", "an array of header names, at least one");
-    check("routing_key_headers", "[\"x-a\",\"ü\"]", "an array of header names, at least one");
+    check("routing_key_headers", "\"x-a\"", "an array of header names, at least one");
+    let items = [(r#"["a b"]"#, "[0]` is \"a b\""), (r#"["x-a","ü"]"#, "[1]` is \"ü\""), (r#"["x-a",5]"#, "[1]` is 5")];
+    for (value, named) in items {
+        let message = refusal(&format!(r#"{{"routing_key_headers":{value}}}"#));
+        assert_eq!(message, format!("`routing_key_headers{named}; allowed: a header's name"));
+    }
     check("instance", "\"a/b\"", "at most 32 letters, digits, `-`, `_` and `.`");
     check("instance", "\"123456789012345678901234567890123\"", "at most 32 letters, digits, `-`, `_` and `.`");
 }
@@ -217,7 +232,7 @@ fn a_worker_that_is_wrong_somewhere() {
         ),
         (
             r#""resilience":{"cb_failure_threshold":0}"#,
-            "`workers[1].resilience.cb_failure_threshold` is 0; allowed: a whole number, 1 or more",
+            "`workers[1].resilience.cb_failure_threshold` is 0; allowed: a whole number from 1 to 4294967295",
         ),
         (
             r#""resilience":{"retryable_status_codes":[600]}"#,
