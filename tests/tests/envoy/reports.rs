@@ -69,8 +69,10 @@ async fn a_long_queue_is_avoided_as_long_as_a_sidecar_reports_it() {
     eventually(SOON, "the queue is gone", chosen).await;
     last.stop(SOON);
     assert!(last.exited().unwrap().success());
-    let reports = envoy.metrics().await.by("smg_load_reports_total", "outcome");
-    assert!(reports["taken"] >= 9.0 && reports.len() == 1, "{reports:?}");
+    // Counters are handed to Envoy on ticks.
+    let reports = async || envoy.metrics().await.by("smg_load_reports_total", "outcome");
+    eventually(SOON, "three of each life are counted", async || reports().await["taken"] >= 9.0).await;
+    assert_eq!(reports().await.len(), 1, "{:?}", reports().await);
     no_vm_was_lost(&envoy).await;
 }
 
