@@ -61,14 +61,23 @@ pub(crate) struct EnvoyClusters {
     client: Client,
     scheme: &'static str,
     every: Duration,
-    /// By the places of the clusters: what the page said last of each that it had.
-    known: Vec<Option<Vec<Found>>>,
+    /// By the places of the clusters.
+    known: Vec<Known>,
+}
+
+/// What is known of a cluster.
+#[derive(Debug, Clone, Default)]
+struct Known {
+    /// Its hosts, as the last page that had it said.
+    hosts: Vec<Found>,
+    /// The last page did not have it.
+    missing: bool,
 }
 
 impl EnvoyClusters {
     /// The hosts of the clusters of `admin`, which speak `scheme`.
     pub(crate) fn new(admin: EnvoyAdmin, client: Client, scheme: &'static str, every: Duration) -> Self {
-        let known = admin.clusters.iter().map(|_| None).collect();
+        let known = vec![Known::default(); admin.clusters.len()];
         Self { admin, client, scheme, every, known }
     }
 
@@ -81,12 +90,14 @@ impl EnvoyClusters {
             return Err(format!("there is no cluster {}", names.join(", ")));
         }
         for ((cluster, known), seen) in self.admin.clusters.iter().zip(&mut self.known).zip(page) {
-            if seen.is_none() && known.as_ref().is_none_or(|known| !known.is_empty()) {
-                tracing::debug!(cluster = cluster.name, "Envoy has no such cluster: what was known of it stands");
+            let missing = seen.is_none();
+            if missing && !known.missing {
+                let (cluster, kept) = (&cluster.name, known.hosts.len());
+                tracing::warn!(cluster, kept, "Envoy has no cluster of this name: those that were known of it stay");
             }
-            *known = seen.or_else(|| known.take());
+            *known = Known { hosts: seen.unwrap_or_else(|| std::mem::take(&mut known.hosts)), missing };
         }
-        Ok(merged(self.known.iter().flatten().flatten()))
+        Ok(merged(self.known.iter().flat_map(|known| &known.hosts)))
     }
 }
 
